@@ -1,0 +1,2 @@
+//! chiku
+fn main() {}

@@ -1,0 +1,345 @@
+//! `config.json` of a Gemma 4 checkpoint, checked and resolved: one [`LayerConfig`] a layer, with its head size, its rotary
+//! embedding and the layer whose keys and values it reads. Nothing after this module looks at the JSON again.
+//!
+//! Source of the rules: the config class `gemma4_text` of transformers 5.x. Both spellings of the per-layer head sizes are
+//! read (`global_head_dim`, and `per_layer_config` of newer files), with the text fields under `text_config` (multimodal
+//! checkpoints) or at the top (text-only ones).
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::files;
+
+mod fields;
+mod quantization;
+
+use fields::Fields;
+pub use quantization::{Quantization, Strategy, WeightScheme};
+
+/// Kind of attention of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LayerKind {
+    /// Sees the last `sliding_window` positions, itself included.
+    Sliding,
+    /// Sees every earlier position.
+    Full,
+}
+
+impl LayerKind {
+    /// Spelling in `layer_types`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            LayerKind::Sliding => "sliding_attention",
+            LayerKind::Full => "full_attention",
+        }
+    }
+}
+
+/// Rotary embedding of one kind of layer. Component `m` pairs with `m + head_dim / 2`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rope {
+    /// Base of the geometric series of frequencies.
+    pub theta: f64,
+    /// Number of leading pairs that rotate; the others have frequency zero.
+    pub rotating_pairs: usize,
+    /// Every frequency is divided by this.
+    pub factor: f64,
+}
+
+/// One decoder layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerConfig {
+    /// Kind of attention.
+    pub kind: LayerKind,
+    /// Components of a query, key or value head.
+    pub head_dim: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// `None`: this layer computes and stores its own keys and values. `Some(l)`: it reads those of layer `l`.
+    pub kv_source: Option<usize>,
+    /// Rotary embedding.
+    pub rope: Rope,
+}
+
+/// A checked text configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    /// Rows of the token embedding.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Query heads of every layer.
+    pub num_attention_heads: usize,
+    /// Width of the per-layer input of one layer; 0 where the model has none.
+    pub ple_size: usize,
+    /// Epsilon inside the root of every RMSNorm.
+    pub rms_norm_eps: f32,
+    /// Keys that a sliding layer sees, the own one included.
+    pub sliding_window: usize,
+    /// Cap c of `c * tanh(z / c)`.
+    pub final_logit_softcapping: Option<f32>,
+    /// The head is the token embedding.
+    pub tie_word_embeddings: bool,
+    /// Largest number of positions.
+    pub max_position_embeddings: usize,
+    /// Trailing layers that have no keys and values of their own.
+    pub num_kv_shared_layers: usize,
+    /// All layers, in order.
+    pub layers: Vec<LayerConfig>,
+    /// How packed weights are stored, where any are.
+    pub quantization: Option<Quantization>,
+}
+
+/// Dimensions above this are refused: no real model is near it, and products of two of them cannot overflow.
+const DIMENSION_LIMIT: usize = 1 << 24;
+
+impl ModelConfig {
+    /// Reads `config.json` of a checkpoint directory; also returns the JSON, for who must write it back.
+    pub fn read(dir: &Path) -> Result<(ModelConfig, Value)> {
+        let path = dir.join("config.json");
+        let json = files::read_json(&path)?;
+        let config = ModelConfig::from_json(&json, &path)?;
+        Ok((config, json))
+    }
+
+    /// Checks and resolves a configuration; `path` is for messages.
+    pub fn from_json(json: &Value, path: &Path) -> Result<ModelConfig> {
+        let root = Fields::new(path, "", json)?;
+        let text = text_fields(&root)?;
+
+        for (field, why) in [
+            ("enable_moe_block", "a mixture of experts"),
+            ("attention_k_eq_v", "keys used as values"),
+            ("attention_bias", "attention with biases"),
+        ] {
+            if text.boolean(field, false)? {
+                return Err(text.unsupported(field, why));
+            }
+        }
+        let activation = text.string("hidden_activation", "gelu_pytorch_tanh")?;
+        if activation != "gelu_pytorch_tanh" {
+            return Err(text.wrong("hidden_activation", "\"gelu_pytorch_tanh\"", format!("\"{activation}\"")));
+        }
+
+        let hidden_size = text.dimension("hidden_size")?;
+        let vocab_size = text.dimension("vocab_size")?;
+        let ple_size = text.dimension_or("hidden_size_per_layer_input", 0)?;
+        let ple_vocab = text.dimension_or("vocab_size_per_layer_input", vocab_size)?;
+        if ple_size > 0 && ple_vocab != vocab_size {
+            let expected = format!("{vocab_size} (vocab_size)");
+            return Err(text.wrong("vocab_size_per_layer_input", &expected, ple_vocab.to_string()));
+        }
+        let tie_word_embeddings = tied(&root, &text)?;
+        let num_attention_heads = text.dimension("num_attention_heads")?;
+        let num_kv_shared_layers = text.dimension_or("num_kv_shared_layers", 0)?;
+        let sliding_window = text.dimension("sliding_window")?;
+        let layers = layers(&text, num_attention_heads, num_kv_shared_layers)?;
+        let eps = text.number("rms_norm_eps", 1e-6)?;
+        if !(eps > 0.0 && eps < 1.0) {
+            return Err(text.wrong("rms_norm_eps", "a number between 0 and 1", eps.to_string()));
+        }
+        let softcap = text.optional_number("final_logit_softcapping")?;
+        if let Some(cap) = softcap.filter(|c| !(*c > 0.0 && c.is_finite())) {
+            return Err(text.wrong("final_logit_softcapping", "null or a positive number", cap.to_string()));
+        }
+        let max_positions = text.dimension_or("max_position_embeddings", 131_072)?;
+        Ok(ModelConfig {
+            vocab_size,
+            hidden_size,
+            num_attention_heads,
+            ple_size,
+            rms_norm_eps: eps as f32,
+            sliding_window,
+            final_logit_softcapping: softcap.map(|c| c as f32),
+            tie_word_embeddings,
+            max_position_embeddings: max_positions,
+            num_kv_shared_layers,
+            layers,
+            quantization: Quantization::from_json(&root)?,
+        })
+    }
+
+    /// First layer that shares keys and values; the number of layers where none does.
+    pub fn first_kv_shared(&self) -> usize {
+        self.layers.len() - self.num_kv_shared_layers
+    }
+
+    /// Layer whose keys and values `layer` reads: itself or its source.
+    pub fn kv_layer(&self, layer: usize) -> usize {
+        self.layers[layer].kv_source.unwrap_or(layer)
+    }
+}
+
+/// The object that holds the text fields.
+fn text_fields<'a>(root: &Fields<'a>) -> Result<Fields<'a>> {
+    let model_type = root.string("model_type", "")?;
+    match model_type.as_str() {
+        "gemma4" => root.object("text_config"),
+        "gemma4_text" => Ok(root.clone()),
+        "" => Err(root.wrong("model_type", "\"gemma4\" or \"gemma4_text\"", "nothing".into())),
+        other => Err(Error::Unsupported {
+            path: root.path().to_path_buf(),
+            what: format!("model_type \"{other}\""),
+            hint: "this program runs \"gemma4\" (Gemma4ForConditionalGeneration) and \"gemma4_text\"".into(),
+        }),
+    }
+}
+
+/// `tie_word_embeddings` stands in two places, which must agree.
+fn tied(root: &Fields, text: &Fields) -> Result<bool> {
+    let outer = root.optional_boolean("tie_word_embeddings")?;
+    let inner = text.optional_boolean("tie_word_embeddings")?;
+    match (outer, inner) {
+        (Some(a), Some(b)) if a != b => {
+            Err(text.wrong("tie_word_embeddings", &format!("{a}, as at the top of the file"), b.to_string()))
+        }
+        (a, b) => Ok(b.or(a).unwrap_or(true)),
+    }
+}
+
+fn layers(text: &Fields, heads: usize, shared: usize) -> Result<Vec<LayerConfig>> {
+    let count = text.dimension("num_hidden_layers")?;
+    let kinds = layer_kinds(text, count)?;
+    if shared >= count {
+        let expected = format!("less than num_hidden_layers ({count})");
+        return Err(text.wrong("num_kv_shared_layers", &expected, shared.to_string()));
+    }
+    let first_shared = count - shared;
+    let head_dim = text.dimension("head_dim")?;
+    // Files of newer transformers drop `global_head_dim` where `per_layer_config` says the same; its default is 512.
+    let global_head_dim = text.dimension_or("global_head_dim", 512)?;
+    let kv_heads = text.dimension("num_key_value_heads")?;
+    let intermediate = text.dimension("intermediate_size")?;
+    let double_wide = text.boolean("use_double_wide_mlp", false)?;
+    let per_layer = text.optional_object("per_layer_config")?;
+
+    let mut out: Vec<LayerConfig> = Vec::with_capacity(kinds.len());
+    for (i, &kind) in kinds.iter().enumerate() {
+        let own = match &per_layer {
+            Some(map) => map.optional_object(&i.to_string())?,
+            None => None,
+        };
+        let default_dim = if kind == LayerKind::Full { global_head_dim } else { head_dim };
+        let (dim, kv) = match &own {
+            Some(own) => {
+                (own.dimension_or("head_dim", default_dim)?, own.dimension_or("num_key_value_heads", kv_heads)?)
+            }
+            None => (default_dim, kv_heads),
+        };
+        if !dim.is_multiple_of(2) {
+            return Err(text.wrong("head_dim", "an even number", format!("{dim} for layer {i}")));
+        }
+        if !heads.is_multiple_of(kv) {
+            let expected = format!("a divisor of num_attention_heads ({heads})");
+            return Err(text.wrong("num_key_value_heads", &expected, format!("{kv} for layer {i}")));
+        }
+        let kv_source = match i < first_shared {
+            true => None,
+            false => Some(kinds[..first_shared].iter().rposition(|&k| k == kind).ok_or_else(|| {
+                let expected = format!("a {} layer below layer {first_shared}, for layer {i} to share", kind.as_str());
+                text.wrong("layer_types", &expected, "none".into())
+            })?),
+        };
+        if let Some(source) = kv_source.filter(|&s| out[s].head_dim != dim || out[s].kv_heads != kv) {
+            let expected = format!("the head sizes of layer {source}, whose keys and values layer {i} reads");
+            return Err(text.wrong("per_layer_config", &expected, format!("{kv} heads of {dim}")));
+        }
+        let intermediate_size = if double_wide && kv_source.is_some() { 2 * intermediate } else { intermediate };
+        let rope = rope(text, kind, dim)?;
+        out.push(LayerConfig { kind, head_dim: dim, kv_heads: kv, intermediate_size, kv_source, rope });
+    }
+    Ok(out)
+}
+
+fn layer_kinds(text: &Fields, count: usize) -> Result<Vec<LayerKind>> {
+    let names = text.strings("layer_types")?;
+    if names.len() != count {
+        let expected = format!("{count} entries (num_hidden_layers)");
+        return Err(text.wrong("layer_types", &expected, format!("{} entries", names.len())));
+    }
+    let mut kinds = Vec::with_capacity(names.len());
+    for (i, name) in names.iter().enumerate() {
+        kinds.push(match name.as_str() {
+            "sliding_attention" => LayerKind::Sliding,
+            "full_attention" => LayerKind::Full,
+            other => {
+                let expected = "\"sliding_attention\" or \"full_attention\"";
+                return Err(text.wrong(&format!("layer_types[{i}]"), expected, format!("\"{other}\"")));
+            }
+        });
+    }
+    // transformers silently rewrites the last entry; a file that relies on it means another model than it says.
+    if kinds.last() != Some(&LayerKind::Full) {
+        let last = format!("layer_types[{}]", count - 1);
+        return Err(text.wrong(&last, "\"full_attention\" for the last layer", "\"sliding_attention\"".into()));
+    }
+    Ok(kinds)
+}
+
+fn rope(text: &Fields, kind: LayerKind, head_dim: usize) -> Result<Rope> {
+    let field = text.object("rope_parameters")?.object(kind.as_str())?;
+    let pairs = head_dim / 2;
+    let theta = field.number("rope_theta", if kind == LayerKind::Full { 1e6 } else { 1e4 })?;
+    if !(theta > 0.0 && theta.is_finite()) {
+        return Err(field.wrong("rope_theta", "a positive number", theta.to_string()));
+    }
+    let factor = field.number("factor", 1.0)?;
+    if !(factor > 0.0 && factor.is_finite()) {
+        return Err(field.wrong("factor", "a positive number", factor.to_string()));
+    }
+    let rotating_pairs = match field.string("rope_type", "default")?.as_str() {
+        "default" => pairs,
+        "proportional" => {
+            let share = field.number("partial_rotary_factor", 1.0)?;
+            if !(0.0..=1.0).contains(&share) {
+                return Err(field.wrong("partial_rotary_factor", "a number from 0 to 1", share.to_string()));
+            }
+            (share * pairs as f64).floor() as usize
+        }
+        other => return Err(field.wrong("rope_type", "\"default\" or \"proportional\"", format!("\"{other}\""))),
+    };
+    Ok(Rope { theta, rotating_pairs, factor })
+}
+
+/// Stop tokens and other defaults of generation, from `generation_config.json` with `config.json` behind it.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct GenerationConfig {
+    /// Generation ends after any of these.
+    pub stop_ids: Vec<u32>,
+}
+
+impl GenerationConfig {
+    /// Reads `generation_config.json` if there is one; `config` is the JSON of `config.json`.
+    pub fn read(dir: &Path, config: &Value) -> Result<GenerationConfig> {
+        let path = dir.join("generation_config.json");
+        let json = if path.exists() { Some(files::read_json(&path)?) } else { None };
+        let (path, ids): (PathBuf, Option<&Value>) = match json.as_ref().and_then(|j| j.get("eos_token_id")) {
+            Some(ids) => (path, Some(ids)),
+            None => {
+                let inner = config.get("text_config").and_then(|t| t.get("eos_token_id"));
+                (dir.join("config.json"), config.get("eos_token_id").or(inner))
+            }
+        };
+        let one = |v: &Value| {
+            v.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| Error::Field {
+                path: path.clone(),
+                field: "eos_token_id".into(),
+                expected: "a token id or a list of them".into(),
+                found: v.to_string(),
+            })
+        };
+        let stop_ids = match ids {
+            None | Some(Value::Null) => vec![],
+            Some(Value::Array(list)) => list.iter().map(one).collect::<Result<_>>()?,
+            Some(v) => vec![one(v)?],
+        };
+        Ok(GenerationConfig { stop_ids })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,41 @@
+//! Reading small files with errors that name them.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Largest JSON file read (tokenizers of 260 thousand tokens have about 33 MB).
+const JSON_LIMIT: u64 = 256 << 20;
+
+/// The whole of a regular file, at most `limit` bytes. A directory, pipe or device is refused before it is opened, since
+/// reading one may never end.
+pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>> {
+    let meta = std::fs::metadata(path).map_err(Error::io(path, "open"))?;
+    if !meta.is_file() {
+        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file");
+        return Err(Error::Io { path: path.to_path_buf(), action: "read", source });
+    }
+    if meta.len() > limit {
+        return Err(Error::TooLarge { path: path.to_path_buf(), found: meta.len(), limit });
+    }
+    std::fs::read(path).map_err(Error::io(path, "read"))
+}
+
+/// A JSON file.
+pub fn read_json(path: &Path) -> Result<serde_json::Value> {
+    let bytes = read(path, JSON_LIMIT)?;
+    serde_json::from_slice(&bytes).map_err(|source| Error::Json { path: path.to_path_buf(), source })
+}
+
+/// A text file that may be absent.
+pub fn read_text_if_present(path: &Path) -> Result<Option<String>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let bytes = read(path, JSON_LIMIT)?;
+    String::from_utf8(bytes).map(Some).map_err(|e| Error::Io {
+        path: path.to_path_buf(),
+        action: "read as UTF-8",
+        source: std::io::Error::new(std::io::ErrorKind::InvalidData, e),
+    })
+}

@@ -1,0 +1,21 @@
+//! From a checkpoint directory to tokens: configuration, weights, tokenizer, KV cache, forward pass, generation.
+//!
+//! What always holds here: the logits of a row do not depend on which or how many other rows are computed beside it, on
+//! where a chunk began, or on the number of threads (*row invariance*); nothing larger than a norm is copied out of the
+//! memory-mapped checkpoint; bad input is an [`Error`] that names the file and what to do.
+//!
+//! | module | concept |
+//! |---|---|
+//! | [`config`] | `config.json`, checked and resolved to layers |
+//! | [`checkpoint`] | safetensors files, shards, keepset; mapped, not read |
+//! | [`names`] | tensor names |
+
+#![deny(unsafe_code)]
+
+pub mod checkpoint;
+pub mod config;
+mod error;
+mod files;
+pub mod names;
+
+pub use error::{Error, Result};
