@@ -1,1 +1,21 @@
-//! kernels
+//! Kernels: the only crate with SIMD or GPU code, and therefore the only one (beside the memory maps of `runtime`) with `unsafe`.
+//!
+//! What always holds: **row invariance**. The result for one row of activations does not depend on how many other rows are
+//! computed beside it, on which rows they are, or on how the work is split over threads. The fold tree of every sum is a
+//! constant of the shape and the format: k is cut into segments of [`SEGMENT`], segment sums are added in index order, and
+//! a schedule only decides which thread computes which output.
+//!
+//! | module | concept |
+//! |---|---|
+//! | [`cpu`] | matrices on packed weights, dot products and attention on the CPU |
+//! | [`attention`] | the table of chunk borders that every attention kernel shares |
+//! | [`device`] | what GPU and driver this machine has, asked without ever failing hard |
+//! | [`roofline`] | bytes a decode step must read, and the time that takes at a given bandwidth |
+
+pub mod attention;
+pub mod cpu;
+pub mod device;
+pub mod roofline;
+
+/// Inputs summed before a partial sum is folded into the total, in every format and on every device.
+pub const SEGMENT: usize = 128;

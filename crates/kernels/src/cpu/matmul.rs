@@ -1,0 +1,73 @@
+//! Matrix products on packed weights, split over threads by output rows.
+
+use rayon::prelude::*;
+
+use super::{Isa, Kind, Matrix, portable};
+use crate::SEGMENT;
+
+/// Multiply-adds below which a product stays on one thread: handing work out costs about as long.
+const PARALLEL_FROM: usize = 1 << 17;
+/// Multiply-adds of one piece of work, at least.
+const PIECE: usize = 1 << 16;
+/// Pieces a thread, so that an uneven machine still balances.
+const PIECES_PER_THREAD: usize = 4;
+
+/// `y[m, n] = sum over k of w[n, k] * x[m, k]`, for x `[M, cols]` and y `[M, rows]`, on the current rayon pool.
+///
+/// Threads are given output rows, never a part of a sum, so their number changes no bit.
+///
+/// # Panics
+/// If the slices have other lengths than the shape implies: a defect of the caller, not of its input.
+pub fn matmul(isa: Isa, w: &Matrix, x: &[f32], y: &mut [f32]) {
+    let m_rows = x.len() / w.cols().max(1);
+    matmul_rows(isa, w, x, m_rows, y);
+}
+
+/// [`matmul`] with the number of activation rows given, for a matrix that may have no columns.
+pub fn matmul_rows(isa: Isa, w: &Matrix, x: &[f32], m_rows: usize, y: &mut [f32]) {
+    assert_eq!(x.len(), m_rows * w.cols(), "activations of a matrix product");
+    assert_eq!(y.len(), m_rows * w.rows(), "results of a matrix product");
+    if m_rows == 0 || w.rows() == 0 {
+        return;
+    }
+    if m_rows == 1 {
+        return weight_rows(isa, w, x, 1, y);
+    }
+    // Threads own runs of output rows, which lie apart in y: compute [rows, M], then transpose.
+    let mut transposed = vec![0.0f32; y.len()];
+    weight_rows(isa, w, x, m_rows, &mut transposed);
+    for (n, outputs) in transposed.chunks_exact(m_rows).enumerate() {
+        for (m, value) in outputs.iter().enumerate() {
+            y[m * w.rows() + n] = *value;
+        }
+    }
+}
+
+/// `out[n, m]` for every weight row.
+fn weight_rows(isa: Isa, w: &Matrix, x: &[f32], m_rows: usize, out: &mut [f32]) {
+    let row_work = w.cols() * m_rows;
+    let threads = rayon::current_num_threads();
+    if threads == 1 || row_work * w.rows() < PARALLEL_FROM {
+        return piece(isa, w, 0, x, m_rows, out);
+    }
+    let even = w.rows().div_ceil(threads * PIECES_PER_THREAD);
+    // A multiple of the widest register tile keeps its remainder loop out of all pieces but the last.
+    let rows = even.max(PIECE.div_ceil(row_work.max(1))).next_multiple_of(4);
+    out.par_chunks_mut(rows * m_rows).enumerate().for_each(|(i, out)| piece(isa, w, i * rows, x, m_rows, out));
+}
+
+fn piece(isa: Isa, w: &Matrix, begin: usize, x: &[f32], m_rows: usize, out: &mut [f32]) {
+    match isa.0 {
+        Kind::Portable => portable::weight_rows::<SEGMENT>(w, begin, x, m_rows, out),
+        #[cfg(any(test, feature = "planted"))]
+        Kind::Planted if m_rows == 1 => portable::weight_rows::<SEGMENT>(w, begin, x, m_rows, out),
+        #[cfg(any(test, feature = "planted"))]
+        Kind::Planted => portable::weight_rows::<{ SEGMENT / 2 }>(w, begin, x, m_rows, out),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: `Kind::Avx2` exists only where the processor has AVX2 and FMA; `matmul_rows` checked the lengths.
+        Kind::Avx2 => unsafe { super::avx2::weight_rows(w, begin, x, m_rows, out) },
+    }
+}
+
+#[cfg(test)]
+mod tests;
