@@ -11,6 +11,8 @@
 //! | [`forward`] | what is asked of a model: append tokens, get logits |
 //! | [`score`](mod@score) | perplexity |
 //! | [`identity`] | two files of generations, index by index |
+//! | [`paths`] | ways of one checkpoint to arrive at the next token |
+//! | [`verify`] | the gate: perplexity under a cap, paths identical |
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +20,9 @@ mod error;
 pub mod forward;
 pub mod identity;
 pub mod jsonl;
+pub mod paths;
 pub mod records;
 pub mod score;
+pub mod verify;
 
 pub use error::{Error, Result};
