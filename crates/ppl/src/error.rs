@@ -77,7 +77,7 @@ pub enum Error {
         /// The record or prompt.
         id: String,
         /// The runtime's error.
-        source: runtime::Error,
+        source: Box<runtime::Error>,
     },
     /// Nothing was given to score or to compare.
     #[error("nothing to do: {what}")]

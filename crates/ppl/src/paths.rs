@@ -36,7 +36,7 @@ pub struct Case<'a> {
 impl Case<'_> {
     /// For `map_err`: the runtime's error, with the prompt.
     pub fn failed(&self, source: runtime::Error) -> Error {
-        Error::Model { id: self.prompt.id.clone(), source }
+        Error::Model { id: self.prompt.id.clone(), source: source.into() }
     }
 
     /// [`Error::Cancelled`] once the caller wants to stop. A path calls this before each forward pass.

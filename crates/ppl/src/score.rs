@@ -187,7 +187,7 @@ fn score_record<F: Forward>(
     pruned: &mut BTreeMap<u32, PrunedTarget>,
 ) -> Result<Option<RecordScore>> {
     let start = Instant::now();
-    let failed = |source| Error::Model { id: record.id.clone(), source };
+    let failed = |source: runtime::Error| Error::Model { id: record.id.clone(), source: source.into() };
     // The row of token i predicts token i + 1, so the last scored token itself is never run.
     let rows = record.scored.end - 1;
     let first_row = record.scored.start - 1;
