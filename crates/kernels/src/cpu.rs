@@ -13,7 +13,7 @@ mod portable;
 
 pub use attention::{KvView, attend};
 pub use matmul::{matmul, matmul_rows};
-pub use matrix::{Data, Matrix, MatrixError};
+pub use matrix::{Data, Matrix, MatrixError, MatrixView};
 
 /// Lanes of every partial sum: k is dealt to them round-robin, and they are folded by [`fold_lanes`].
 pub const LANES: usize = 8;

@@ -263,7 +263,7 @@ fn open_shards(dir: &Path) -> Result<(Vec<Shard>, Places)> {
         let (s, names) = &listed[file];
         let Some(&i) = names.get(tensor) else {
             let reason = format!("the index places it in `{file}`, which does not hold it");
-            return Err(Error::Index { path: index_path, tensor: tensor.clone(), reason });
+            return Err(Error::Inconsistent { path: index_path, tensor: tensor.clone(), reason });
         };
         places.insert(tensor.clone(), (*s, i));
     }
@@ -290,7 +290,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>> {
         // An index must not reach outside its directory.
         if Path::new(file).file_name().is_none_or(|f| f != file) {
             let reason = format!("`{file}` is not a file name");
-            return Err(Error::Index { path: path.to_path_buf(), tensor: tensor.clone(), reason });
+            return Err(Error::Inconsistent { path: path.to_path_buf(), tensor: tensor.clone(), reason });
         }
         out.insert(tensor.clone(), file.to_string());
     }

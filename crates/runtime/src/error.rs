@@ -81,10 +81,10 @@ pub enum Error {
         /// Size on disk, in bytes.
         found: u64,
     },
-    /// The shard index and the shards disagree.
+    /// Parts of a checkpoint contradict each other: the index and the shards, or a packed and a plain copy of one weight.
     #[error("{}: tensor `{tensor}`: {reason}", path.display())]
-    Index {
-        /// The index file.
+    Inconsistent {
+        /// The file or directory.
         path: PathBuf,
         /// The tensor.
         tensor: String,

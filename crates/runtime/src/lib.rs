@@ -9,13 +9,26 @@
 //! | [`config`] | `config.json`, checked and resolved to layers |
 //! | [`checkpoint`] | safetensors files, shards, keepset; mapped, not read |
 //! | [`names`] | tensor names |
+//! | [`model`] | weights bound to their roles |
+//! | [`engine`] | a model, a KV cache and threads: extends one sequence |
+//! | [`logits`] | the greedy token, log-probabilities |
+//! | [`generate`] | greedy generation |
 
 #![deny(unsafe_code)]
 
 pub mod checkpoint;
 pub mod config;
+mod cpu;
+pub mod engine;
 mod error;
 mod files;
+pub mod generate;
+pub mod logits;
+pub mod model;
 pub mod names;
 
+pub use cpu::Stage;
+pub use engine::{Engine, EngineOptions, Precision};
 pub use error::{Error, Result};
+pub use logits::Logits;
+pub use model::Model;

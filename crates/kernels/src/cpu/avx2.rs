@@ -9,7 +9,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Data, LANES, Matrix, fold_lanes, matrix};
+use super::{Data, LANES, MatrixView, fold_lanes, matrix};
 use crate::SEGMENT;
 
 /// Most rows that the register kernel takes: one accumulator each, with room for the weights among 16 registers.
@@ -123,7 +123,7 @@ impl Format for Int4 {
 /// # Safety
 /// The processor has AVX2 and FMA. `out` holds whole weight rows within the matrix, and `x` is `[m_rows, cols]`.
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn weight_rows(w: &Matrix, begin: usize, x: &[f32], m_rows: usize, out: &mut [f32]) {
+pub(super) unsafe fn weight_rows(w: &MatrixView, begin: usize, x: &[f32], m_rows: usize, out: &mut [f32]) {
     let cols = w.cols();
     debug_assert_eq!(x.len(), m_rows * cols);
     debug_assert!(begin + out.len() / m_rows <= w.rows());
@@ -147,7 +147,7 @@ pub(super) unsafe fn weight_rows(w: &Matrix, begin: usize, x: &[f32], m_rows: us
 }
 
 #[target_feature(enable = "avx2,fma")]
-unsafe fn all_rows<F: Format>(f: F, w: &Matrix, begin: usize, x: &[f32], m_rows: usize, out: &mut [f32]) {
+unsafe fn all_rows<F: Format>(f: F, w: &MatrixView, begin: usize, x: &[f32], m_rows: usize, out: &mut [f32]) {
     let x = Activations { data: x, cols: w.cols() };
     // SAFETY: handed on from `weight_rows`. Few rows of activations leave registers free, so several weight rows run side by
     // side there to hide the latency of the multiply-adds.
@@ -194,7 +194,7 @@ impl Activations<'_> {
 
 /// The last `cols % 8` weights of a row, zeros behind them.
 #[inline(always)]
-fn weight_tail(w: &Matrix, n: usize) -> [f32; LANES] {
+fn weight_tail(w: &MatrixView, n: usize) -> [f32; LANES] {
     let len = w.cols() % LANES;
     let mut out = [0.0; LANES];
     w.expand(n, w.cols() - len, &mut out[..len]);
@@ -204,7 +204,7 @@ fn weight_tail(w: &Matrix, n: usize) -> [f32; LANES] {
 #[target_feature(enable = "avx2,fma")]
 unsafe fn narrow_rows<F: Format, const NR: usize, const MR: usize>(
     f: F,
-    w: &Matrix,
+    w: &MatrixView,
     begin: usize,
     x: Activations,
     out: &mut [f32],
@@ -226,7 +226,7 @@ unsafe fn narrow_rows<F: Format, const NR: usize, const MR: usize>(
 #[target_feature(enable = "avx2,fma")]
 unsafe fn narrow<F: Format, const NR: usize, const MR: usize>(
     f: F,
-    w: &Matrix,
+    w: &MatrixView,
     n: usize,
     x: Activations,
     out: &mut [f32],
@@ -279,7 +279,7 @@ unsafe fn narrow<F: Format, const NR: usize, const MR: usize>(
 
 /// Many activation rows: blocks of [`BLOCK`] share each expanded tile.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn wide_rows<F: Format>(f: F, w: &Matrix, begin: usize, x: Activations, m_rows: usize, out: &mut [f32]) {
+unsafe fn wide_rows<F: Format>(f: F, w: &MatrixView, begin: usize, x: Activations, m_rows: usize, out: &mut [f32]) {
     let rows = out.len() / m_rows;
     let cols = w.cols();
     let whole = cols - cols % LANES;
@@ -313,7 +313,7 @@ unsafe fn wide_rows<F: Format>(f: F, w: &Matrix, begin: usize, x: Activations, m
 #[target_feature(enable = "avx2,fma")]
 unsafe fn expand_segment<F: Format>(
     f: F,
-    w: &Matrix,
+    w: &MatrixView,
     n: usize,
     segment: std::ops::Range<usize>,
     whole: usize,

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::{Isa, Kind, Matrix, portable};
+use super::{Isa, Kind, MatrixView, portable};
 use crate::SEGMENT;
 
 /// Multiply-adds below which a product stays on one thread: handing work out costs about as long.
@@ -18,13 +18,13 @@ const PIECES_PER_THREAD: usize = 4;
 ///
 /// # Panics
 /// If the slices have other lengths than the shape implies: a defect of the caller, not of its input.
-pub fn matmul(isa: Isa, w: &Matrix, x: &[f32], y: &mut [f32]) {
+pub fn matmul(isa: Isa, w: &MatrixView, x: &[f32], y: &mut [f32]) {
     let m_rows = x.len() / w.cols().max(1);
     matmul_rows(isa, w, x, m_rows, y);
 }
 
 /// [`matmul`] with the number of activation rows given, for a matrix that may have no columns.
-pub fn matmul_rows(isa: Isa, w: &Matrix, x: &[f32], m_rows: usize, y: &mut [f32]) {
+pub fn matmul_rows(isa: Isa, w: &MatrixView, x: &[f32], m_rows: usize, y: &mut [f32]) {
     assert_eq!(x.len(), m_rows * w.cols(), "activations of a matrix product");
     assert_eq!(y.len(), m_rows * w.rows(), "results of a matrix product");
     if m_rows == 0 || w.rows() == 0 {
@@ -44,7 +44,7 @@ pub fn matmul_rows(isa: Isa, w: &Matrix, x: &[f32], m_rows: usize, y: &mut [f32]
 }
 
 /// `out[n, m]` for every weight row.
-fn weight_rows(isa: Isa, w: &Matrix, x: &[f32], m_rows: usize, out: &mut [f32]) {
+fn weight_rows(isa: Isa, w: &MatrixView, x: &[f32], m_rows: usize, out: &mut [f32]) {
     let row_work = w.cols() * m_rows;
     let threads = rayon::current_num_threads();
     if threads == 1 || row_work * w.rows() < PARALLEL_FROM {
@@ -56,7 +56,7 @@ fn weight_rows(isa: Isa, w: &Matrix, x: &[f32], m_rows: usize, out: &mut [f32]) 
     out.par_chunks_mut(rows * m_rows).enumerate().for_each(|(i, out)| piece(isa, w, i * rows, x, m_rows, out));
 }
 
-fn piece(isa: Isa, w: &Matrix, begin: usize, x: &[f32], m_rows: usize, out: &mut [f32]) {
+fn piece(isa: Isa, w: &MatrixView, begin: usize, x: &[f32], m_rows: usize, out: &mut [f32]) {
     match isa.0 {
         Kind::Portable => portable::weight_rows::<SEGMENT>(w, begin, x, m_rows, out),
         #[cfg(any(test, feature = "planted"))]

@@ -1,29 +1,35 @@
 //! A weight matrix as the checkpoint stores it.
 
+use std::ops::Deref;
+
 use crate::cpu::LANES;
 
-/// Weights `[rows, cols]` of a linear, row-major: row n holds the inputs of output n.
+/// Weights `[rows, cols]` of a linear, row-major: row n holds the inputs of output n. `B` is whatever holds the bytes: a
+/// piece of a memory map in a model, a slice ([`MatrixView`]) in a kernel.
 #[derive(Clone, Copy)]
-pub struct Matrix<'a> {
+pub struct Matrix<B> {
     rows: usize,
     cols: usize,
-    data: Data<'a>,
+    data: Data<B>,
 }
 
-/// Little-endian contents of a [`Matrix`]. Slices of bytes, since a memory-mapped tensor need not be aligned.
+/// A borrowed [`Matrix`].
+pub type MatrixView<'a> = Matrix<&'a [u8]>;
+
+/// Little-endian contents of a [`Matrix`]. Bytes, since a memory-mapped tensor need not be aligned.
 #[derive(Clone, Copy)]
-pub enum Data<'a> {
+pub enum Data<B> {
     /// `rows * cols` f32.
-    F32(&'a [u8]),
+    F32(B),
     /// `rows * cols` bf16.
-    Bf16(&'a [u8]),
+    Bf16(B),
     /// Symmetric int4 in `compressed-tensors` order: eight weights an i32 word, low nibble first, offset binary
     /// (`nibble - 8`); each row begins a new word.
     Int4 {
         /// `[rows, ceil(cols / 8)]` words.
-        packed: &'a [u8],
+        packed: B,
         /// bf16 `[rows, ceil(cols / group)]`.
-        scales: &'a [u8],
+        scales: B,
         /// Inputs that share a scale: a multiple of 8, or at least `cols` (one scale a row).
         group: usize,
     },
@@ -56,17 +62,17 @@ pub enum MatrixError {
     },
 }
 
-impl<'a> Matrix<'a> {
+impl<B: Deref<Target = [u8]>> Matrix<B> {
     /// Checks that the slices have the lengths that the shape implies.
-    pub fn new(rows: usize, cols: usize, data: Data<'a>) -> Result<Matrix<'a>, MatrixError> {
+    pub fn new(rows: usize, cols: usize, data: Data<B>) -> Result<Matrix<B>, MatrixError> {
         let check = |part, bytes: &[u8], expected| match bytes.len() == expected {
             true => Ok(()),
             false => Err(MatrixError::Length { part, rows, cols, expected, found: bytes.len() }),
         };
-        match data {
+        match &data {
             Data::F32(bytes) => check("f32 weights", bytes, rows * cols * 4)?,
             Data::Bf16(bytes) => check("bf16 weights", bytes, rows * cols * 2)?,
-            Data::Int4 { packed, scales, group } => {
+            &Data::Int4 { ref packed, ref scales, group } => {
                 if group == 0 || (!group.is_multiple_of(LANES) && group < cols) {
                     return Err(MatrixError::Group { group, cols });
                 }
@@ -87,17 +93,36 @@ impl<'a> Matrix<'a> {
         self.cols
     }
 
-    /// Contents.
-    pub fn data(&self) -> Data<'a> {
-        self.data
+    /// The same matrix, borrowed.
+    pub fn view(&self) -> MatrixView<'_> {
+        let data = match &self.data {
+            Data::F32(b) => Data::F32(&**b),
+            Data::Bf16(b) => Data::Bf16(&**b),
+            Data::Int4 { packed, scales, group } => Data::Int4 { packed: &**packed, scales: &**scales, group: *group },
+        };
+        Matrix { rows: self.rows, cols: self.cols, data }
     }
 
     /// Bytes of weights and scales: what one pass reads.
     pub fn bytes(&self) -> usize {
-        match self.data {
+        match &self.data {
             Data::F32(b) | Data::Bf16(b) => b.len(),
             Data::Int4 { packed, scales, .. } => packed.len() + scales.len(),
         }
+    }
+
+    /// One whole row as f32, for look-ups in embedding tables. A row has the same values however it is read.
+    pub fn row(&self, row: usize) -> Vec<f32> {
+        let mut out = vec![0.0; self.cols];
+        self.view().expand(row, 0, &mut out);
+        out
+    }
+}
+
+impl<'a> MatrixView<'a> {
+    /// Contents.
+    pub fn data(&self) -> Data<&'a [u8]> {
+        self.data
     }
 
     /// Expands the inputs `begin .. begin + out.len()` of row `row`. The product of a nibble and a bf16 scale has at most 12
@@ -125,13 +150,6 @@ impl<'a> Matrix<'a> {
             }
         }
     }
-
-    /// One whole row as f32, for look-ups in embedding tables.
-    pub fn row(&self, row: usize) -> Vec<f32> {
-        let mut out = vec![0.0; self.cols];
-        self.expand(row, 0, &mut out);
-        out
-    }
 }
 
 /// A bf16 is the upper half of an f32.
@@ -146,11 +164,13 @@ mod tests {
 
     #[test]
     fn wrong_lengths_are_refused() {
-        assert!(Matrix::new(2, 3, Data::F32(&[0; 24])).is_ok());
-        assert!(matches!(Matrix::new(2, 3, Data::F32(&[0; 23])), Err(MatrixError::Length { expected: 24, .. })));
-        assert!(Matrix::new(2, 3, Data::Bf16(&[0; 12])).is_ok());
-        assert!(Matrix::new(2, 3, Data::Bf16(&[0; 24])).is_err());
-        let int4 = |packed, scales, group| Data::Int4 { packed, scales, group };
+        assert!(Matrix::new(2, 3, Data::F32(&[0u8; 24][..])).is_ok());
+        assert!(matches!(Matrix::new(2, 3, Data::F32(&[0u8; 23][..])), Err(MatrixError::Length { expected: 24, .. })));
+        assert!(Matrix::new(2, 3, Data::Bf16(&[0u8; 12][..])).is_ok());
+        assert!(Matrix::new(2, 3, Data::Bf16(&[0u8; 24][..])).is_err());
+        fn int4<'a>(packed: &'a [u8], scales: &'a [u8], group: usize) -> Data<&'a [u8]> {
+            Data::Int4 { packed, scales, group }
+        }
         assert!(Matrix::new(2, 12, int4(&[0; 16], &[0; 8], 8)).is_ok());
         assert!(Matrix::new(2, 12, int4(&[0; 16], &[0; 4], 12)).is_ok());
         assert!(matches!(Matrix::new(2, 12, int4(&[0; 16], &[0; 4], 6)), Err(MatrixError::Group { .. })));
@@ -162,7 +182,7 @@ mod tests {
     fn int4_is_offset_binary_low_nibble_first() {
         let packed = 0xFEDC_BA98_u32.to_le_bytes();
         let two = half::bf16::from_f32(2.0).to_le_bytes();
-        let m = Matrix::new(1, 8, Data::Int4 { packed: &packed, scales: &two, group: 8 }).unwrap();
+        let m = Matrix::new(1, 8, Data::Int4 { packed: &packed[..], scales: &two[..], group: 8 }).unwrap();
         assert_eq!(m.row(0), [0.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0]);
     }
 }

@@ -1,6 +1,6 @@
 //! The kernels in plain Rust: the reference that the others are tested against, and the code for processors without AVX2.
 
-use super::{LANES, Matrix, fold_lanes};
+use super::{LANES, MatrixView, fold_lanes};
 
 /// `out[(n - begin) * M + m] = sum over k of w[n, k] * x[m, k]` for the weight rows n of `begin ..`; as many as fit `out`.
 ///
@@ -8,7 +8,13 @@ use super::{LANES, Matrix, fold_lanes};
 ///
 /// Per output: each segment of k is summed in [`LANES`] interleaved lanes, the lanes of the segment are added to those of the
 /// total, and the total's lanes are folded once at the end. None of it knows M.
-pub(super) fn weight_rows<const SEGMENT: usize>(w: &Matrix, begin: usize, x: &[f32], m_rows: usize, out: &mut [f32]) {
+pub(super) fn weight_rows<const SEGMENT: usize>(
+    w: &MatrixView,
+    begin: usize,
+    x: &[f32],
+    m_rows: usize,
+    out: &mut [f32],
+) {
     let cols = w.cols();
     let mut totals = vec![[0.0f32; LANES]; m_rows];
     for (i, out) in out.chunks_exact_mut(m_rows).enumerate() {

@@ -42,13 +42,13 @@ impl Weights {
         Weights { rows, cols, bytes, scales, group, format }
     }
 
-    fn matrix(&self) -> Matrix<'_> {
+    fn matrix(&self) -> MatrixView<'_> {
         let data = match self.format {
-            Format::F32 => Data::F32(&self.bytes),
-            Format::Bf16 => Data::Bf16(&self.bytes),
-            Format::Int4 => Data::Int4 { packed: &self.bytes, scales: &self.scales, group: self.group },
+            Format::F32 => Data::F32(&self.bytes[..]),
+            Format::Bf16 => Data::Bf16(&self.bytes[..]),
+            Format::Int4 => Data::Int4 { packed: &self.bytes[..], scales: &self.scales[..], group: self.group },
         };
-        Matrix::new(self.rows, self.cols, data).unwrap()
+        MatrixView::new(self.rows, self.cols, data).unwrap()
     }
 }
 

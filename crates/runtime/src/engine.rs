@@ -1,0 +1,167 @@
+//! The engine: a model, a cache and a thread pool. It holds one sequence and extends it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use kernels::cpu::Isa;
+
+use crate::cpu::kv::KvCache;
+use crate::cpu::{Observer, Stage, forward};
+use crate::error::{Error, Result};
+use crate::logits::Logits;
+use crate::model::Model;
+
+/// Arithmetic of the forward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// Plain f32 code, short enough to check by reading.
+    F32,
+    /// The fastest code for this machine: packed weights, f32 activations and cache, AVX2 where there is some.
+    #[default]
+    Native,
+}
+
+impl Precision {
+    /// Name on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Native => "native",
+        }
+    }
+
+    fn isa(self) -> Isa {
+        match self {
+            Precision::F32 => Isa::portable(),
+            Precision::Native => Isa::best(),
+        }
+    }
+}
+
+/// How to run a model.
+#[derive(Debug, Clone, Default)]
+pub struct EngineOptions {
+    /// Arithmetic.
+    pub precision: Precision,
+    /// Threads; 0 means one for each core.
+    pub threads: usize,
+    /// Most positions of a sequence; `None` means the model's own limit.
+    pub context: Option<usize>,
+}
+
+/// One sequence on the CPU.
+pub struct Engine {
+    model: Arc<Model>,
+    isa: Isa,
+    pool: rayon::ThreadPool,
+    kv: KvCache,
+    context: usize,
+}
+
+impl Engine {
+    /// An engine with an empty sequence.
+    pub fn new(model: Arc<Model>, options: &EngineOptions) -> Result<Engine> {
+        Engine::with_isa(model, options, options.precision.isa())
+    }
+
+    /// An engine on a given instruction set, for tests that compare them.
+    pub fn with_isa(model: Arc<Model>, options: &EngineOptions, isa: Isa) -> Result<Engine> {
+        let limit = model.config().max_position_embeddings;
+        let context = options.context.unwrap_or(limit);
+        if context > limit || context == 0 {
+            return Err(Error::ContextFull { wanted: context, limit, model_limit: limit });
+        }
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build();
+        let pool = pool.map_err(|e| Error::Threads { threads: options.threads, message: e.to_string() })?;
+        let kv = KvCache::new(model.config());
+        Ok(Engine { model, isa, pool, kv, context })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Name of the instruction set in use.
+    pub fn isa(&self) -> &'static str {
+        self.isa.name()
+    }
+
+    /// Threads in use.
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+
+    /// Most positions of a sequence.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Positions held.
+    pub fn len(&self) -> usize {
+        self.kv.len()
+    }
+
+    /// Whether the sequence is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets the sequence.
+    pub fn reset(&mut self) {
+        self.kv.truncate(0);
+    }
+
+    /// Forgets positions from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.kv.truncate(len);
+    }
+
+    /// Appends tokens to the sequence and returns logits for those in `wanted` (indices into `tokens`; may be empty).
+    ///
+    /// The logits of a row have the same bits however the sequence was cut into calls.
+    pub fn extend(&mut self, tokens: &[u32], wanted: Range<usize>) -> Result<Logits> {
+        self.extend_observed(tokens, wanted, &mut |_, _| {})
+    }
+
+    /// [`Engine::extend`] that shows intermediate values on the way.
+    pub fn extend_observed(
+        &mut self,
+        tokens: &[u32],
+        wanted: Range<usize>,
+        observe: &mut (impl FnMut(Stage, &[f32]) + Send),
+    ) -> Result<Logits> {
+        let config = self.model.config();
+        let begin = self.kv.len();
+        if let Some((index, &id)) = tokens.iter().enumerate().find(|(_, id)| **id as usize >= config.vocab_size) {
+            return Err(Error::TokenId { id, index, vocab: config.vocab_size });
+        }
+        if begin + tokens.len() > self.context {
+            let (wanted, model_limit) = (begin + tokens.len(), config.max_position_embeddings);
+            return Err(Error::ContextFull { wanted, limit: self.context, model_limit });
+        }
+        if wanted.start > wanted.end || wanted.end > tokens.len() {
+            return Err(Error::Rows { row: wanted.end, position: begin + wanted.end, expected: begin + tokens.len() });
+        }
+        let first_position = begin + wanted.start;
+        let (isa, model, kv) = (self.isa, &*self.model, &mut self.kv);
+        let observe: &mut (dyn FnMut(Stage, &[f32]) + Send) = observe;
+        let pass = self.pool.install(move || {
+            let observe: &mut Observer = observe;
+            forward(isa, model, kv, tokens, wanted, observe)
+        });
+        Ok(Logits {
+            values: pass.logits,
+            hidden: pass.hidden,
+            head: self.model.head_rows().clone(),
+            first_position,
+            hidden_size: self.model.config().hidden_size,
+        })
+    }
+
+    /// Cached keys and values of the layer whose cache `layer` reads, `[positions, kv_heads, head_dim]` each.
+    pub fn cache(&self, layer: usize) -> (&[f32], &[f32]) {
+        let view = self.kv.view(self.model.config().kv_layer(layer));
+        (view.keys, view.values)
+    }
+}

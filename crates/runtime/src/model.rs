@@ -1,0 +1,266 @@
+//! The weights of a checkpoint, bound to the roles they play and checked against the configuration.
+//!
+//! After [`Model::load`] every matrix has the shape that the forward pass relies on. Matrices stay in the memory map; only
+//! norms and scalars are copied (as f32).
+
+use std::sync::Arc;
+
+use kernels::cpu::{Data, Matrix};
+use safetensors::Dtype;
+
+use crate::checkpoint::{Bytes, Checkpoint, Tensor};
+use crate::config::{LayerConfig, ModelConfig};
+use crate::error::{Error, Result};
+use crate::names;
+
+mod head;
+mod linear;
+
+pub use head::HeadRows;
+
+/// A matrix in the memory map.
+pub type Weights = Matrix<Bytes>;
+
+/// Key and value side of a layer that has its own.
+pub(crate) struct KvWeights {
+    pub k_proj: Weights,
+    pub v_proj: Weights,
+    pub k_norm: Vec<f32>,
+}
+
+/// Per-layer input side of a layer.
+pub(crate) struct PleWeights {
+    pub gate: Weights,
+    pub projection: Weights,
+    pub post_norm: Vec<f32>,
+}
+
+/// One decoder layer.
+pub(crate) struct LayerWeights {
+    pub input_norm: Vec<f32>,
+    pub post_attention_norm: Vec<f32>,
+    pub pre_feedforward_norm: Vec<f32>,
+    pub post_feedforward_norm: Vec<f32>,
+    pub q_proj: Weights,
+    pub q_norm: Vec<f32>,
+    pub kv: Option<KvWeights>,
+    pub o_proj: Weights,
+    pub gate_proj: Weights,
+    pub up_proj: Weights,
+    pub down_proj: Weights,
+    pub ple: Option<PleWeights>,
+    pub scalar: f32,
+}
+
+/// Per-layer embeddings: what is computed once a token, before the layers.
+pub(crate) struct PleTables {
+    /// `[vocab, layers * ple]`.
+    pub embed: Weights,
+    /// `[layers * ple, hidden]`.
+    pub projection: Weights,
+    pub norm: Vec<f32>,
+}
+
+/// A loaded model.
+pub struct Model {
+    checkpoint: Checkpoint,
+    /// `[vocab, hidden]`.
+    pub(crate) embed: Weights,
+    pub(crate) ple: Option<PleTables>,
+    pub(crate) layers: Vec<LayerWeights>,
+    pub(crate) final_norm: Vec<f32>,
+    /// `None`: the head is the embedding.
+    untied_head: Option<Weights>,
+    head_rows: Arc<HeadRows>,
+    /// Inverse frequencies `[head_dim / 2]` of each layer's rotary embedding.
+    pub(crate) inv_freq: Vec<Arc<[f32]>>,
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model").field("dir", &self.checkpoint.dir()).finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Binds every weight that the configuration implies. Keys and values stored for KV-shared layers are not looked at.
+    pub fn load(checkpoint: Checkpoint) -> Result<Model> {
+        let config = checkpoint.config();
+        let loader = Loader { checkpoint: &checkpoint, config };
+        let embed = loader.table(names::EMBED, config.vocab_size, config.hidden_size)?;
+        let ple = loader.ple_tables()?;
+        let layers = (0..config.layers.len()).map(|l| loader.layer(l)).collect::<Result<_>>()?;
+        let final_norm = loader.vector(names::FINAL_NORM, config.hidden_size)?;
+        let (untied_head, head_rows) = head::load(&loader)?;
+        let inv_freq = config.layers.iter().map(inverse_frequencies).collect();
+        Ok(Model { embed, ple, layers, final_norm, untied_head, head_rows: Arc::new(head_rows), inv_freq, checkpoint })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &ModelConfig {
+        self.checkpoint.config()
+    }
+
+    /// The checkpoint that the weights lie in.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// The head `[head rows, hidden]`.
+    pub(crate) fn head(&self) -> &Weights {
+        self.untied_head.as_ref().unwrap_or(&self.embed)
+    }
+
+    /// Which tokens the head's rows stand for.
+    pub fn head_rows(&self) -> &Arc<HeadRows> {
+        &self.head_rows
+    }
+
+    /// Inverse frequencies `[head_dim / 2]` of a layer's rotary embedding.
+    pub fn inverse_frequencies(&self, layer: usize) -> &[f32] {
+        &self.inv_freq[layer]
+    }
+
+    /// A linear by the name of its module (`lm_head`, `layers.3.mlp.down_proj`), for tools that look at weights; `None` where
+    /// this model has none of that name.
+    pub fn weights(&self, module: &str) -> Option<&Weights> {
+        match module {
+            names::LM_HEAD => return Some(self.head()),
+            names::PLE_MODEL_PROJECTION => return self.ple.as_ref().map(|p| &p.projection),
+            _ => {}
+        }
+        let (index, rest) = names::split_layer(module)?;
+        let layer = self.layers.get(index)?;
+        match rest {
+            "self_attn.q_proj" => Some(&layer.q_proj),
+            "self_attn.k_proj" => layer.kv.as_ref().map(|kv| &kv.k_proj),
+            "self_attn.v_proj" => layer.kv.as_ref().map(|kv| &kv.v_proj),
+            "self_attn.o_proj" => Some(&layer.o_proj),
+            "mlp.gate_proj" => Some(&layer.gate_proj),
+            "mlp.up_proj" => Some(&layer.up_proj),
+            "mlp.down_proj" => Some(&layer.down_proj),
+            "per_layer_input_gate" => layer.ple.as_ref().map(|p| &p.gate),
+            "per_layer_projection" => layer.ple.as_ref().map(|p| &p.projection),
+            _ => None,
+        }
+    }
+
+    /// Bytes of the matrices that one decode step multiplies with, each read once whatever the number of rows: the layers'
+    /// linears, the PLE model projection and the head. Embedding look-ups and norms are not in it.
+    pub fn step_weight_bytes(&self) -> u64 {
+        let mut bytes = self.head().bytes();
+        bytes += self.weights(names::PLE_MODEL_PROJECTION).map_or(0, Weights::bytes);
+        for l in 0..self.layers.len() {
+            let linears = names::LAYER_LINEARS.iter().filter_map(|rest| self.weights(&names::layer(l, rest)));
+            bytes += linears.map(Weights::bytes).sum::<usize>();
+        }
+        bytes as u64
+    }
+}
+
+/// Frequencies of a layer's rotary embedding: `theta^(-2m/D) / factor` for the rotating pairs, 0 for the others. The exponent
+/// divides by the whole head size also where only a part rotates.
+fn inverse_frequencies(layer: &LayerConfig) -> Arc<[f32]> {
+    let (rope, dim) = (layer.rope, layer.head_dim);
+    let frequency = |m: usize| match m < rope.rotating_pairs {
+        true => (rope.theta.powf(-2.0 * m as f64 / dim as f64) / rope.factor) as f32,
+        false => 0.0,
+    };
+    (0..dim / 2).map(frequency).collect()
+}
+
+/// Looks tensors up and checks them.
+pub(crate) struct Loader<'a> {
+    pub checkpoint: &'a Checkpoint,
+    pub config: &'a ModelConfig,
+}
+
+impl Loader<'_> {
+    /// A vector as f32.
+    pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let tensor = self.checkpoint.require(name, || format!("shape [{len}]"))?;
+        tensor.expect_shape(&[len])?;
+        tensor.to_f32()
+    }
+
+    /// An unpacked table.
+    pub fn table(&self, name: &str, rows: usize, cols: usize) -> Result<Weights> {
+        let tensor = self.checkpoint.require(name, || format!("shape [{rows}, {cols}]"))?;
+        dense(tensor, rows, cols)
+    }
+
+    fn ple_tables(&self) -> Result<Option<PleTables>> {
+        let (config, ple) = (self.config, self.config.ple_size);
+        if ple == 0 {
+            return Ok(None);
+        }
+        let width = config.layers.len() * ple;
+        Ok(Some(PleTables {
+            embed: self.table(names::EMBED_PER_LAYER, config.vocab_size, width)?,
+            projection: self.linear(names::PLE_MODEL_PROJECTION, width, config.hidden_size)?,
+            norm: self.vector(names::PLE_NORM, ple)?,
+        }))
+    }
+
+    fn layer(&self, l: usize) -> Result<LayerWeights> {
+        let (config, layer) = (self.config, &self.config.layers[l]);
+        let (hidden, dim) = (config.hidden_size, layer.head_dim);
+        let (q_width, kv_width, wide) =
+            (config.num_attention_heads * dim, layer.kv_heads * dim, layer.intermediate_size);
+        let vector = |rest: &str, len| self.vector(&names::layer(l, rest), len);
+        let linear = |rest: &str, rows, cols| self.linear(&names::layer(l, rest), rows, cols);
+        let kv = match layer.kv_source {
+            Some(_) => None,
+            None => Some(KvWeights {
+                k_proj: linear("self_attn.k_proj", kv_width, hidden)?,
+                v_proj: linear("self_attn.v_proj", kv_width, hidden)?,
+                k_norm: vector("self_attn.k_norm.weight", dim)?,
+            }),
+        };
+        let ple = match config.ple_size {
+            0 => None,
+            ple => Some(PleWeights {
+                gate: linear("per_layer_input_gate", ple, hidden)?,
+                projection: linear("per_layer_projection", hidden, ple)?,
+                post_norm: vector("post_per_layer_input_norm.weight", hidden)?,
+            }),
+        };
+        Ok(LayerWeights {
+            input_norm: vector("input_layernorm.weight", hidden)?,
+            post_attention_norm: vector("post_attention_layernorm.weight", hidden)?,
+            pre_feedforward_norm: vector("pre_feedforward_layernorm.weight", hidden)?,
+            post_feedforward_norm: vector("post_feedforward_layernorm.weight", hidden)?,
+            q_proj: linear("self_attn.q_proj", q_width, hidden)?,
+            q_norm: vector("self_attn.q_norm.weight", dim)?,
+            kv,
+            o_proj: linear("self_attn.o_proj", hidden, q_width)?,
+            gate_proj: linear("mlp.gate_proj", wide, hidden)?,
+            up_proj: linear("mlp.up_proj", wide, hidden)?,
+            down_proj: linear("mlp.down_proj", hidden, wide)?,
+            ple,
+            scalar: vector("layer_scalar", 1)?[0],
+        })
+    }
+}
+
+/// A tensor of bf16 or f32 as a matrix.
+fn dense(tensor: Tensor, rows: usize, cols: usize) -> Result<Weights> {
+    tensor.expect_shape(&[rows, cols])?;
+    let data = match tensor.dtype {
+        Dtype::BF16 => Data::Bf16(tensor.bytes.clone()),
+        Dtype::F32 => Data::F32(tensor.bytes.clone()),
+        _ => return Err(tensor.mismatch("BF16 or F32")),
+    };
+    Matrix::new(rows, cols, data).map_err(|e| tensor.mismatch(e.to_string()))
+}
+
+impl Loader<'_> {
+    /// The error for two tensors that claim to be the same weight.
+    pub(crate) fn inconsistent(&self, name: &str, reason: &str) -> Error {
+        Error::Inconsistent {
+            path: self.checkpoint.dir().to_path_buf(),
+            tensor: self.checkpoint.full_name(name),
+            reason: reason.into(),
+        }
+    }
+}
