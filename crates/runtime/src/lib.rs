@@ -13,6 +13,8 @@
 //! | [`engine`] | a model, a KV cache and threads: extends one sequence |
 //! | [`logits`] | the greedy token, log-probabilities |
 //! | [`generate`] | greedy generation |
+//! | [`tokenizer`], [`template`] | text to ids and back, chat turns |
+//! | [`nano`] | the embedded model |
 
 #![deny(unsafe_code)]
 
@@ -26,6 +28,9 @@ pub mod generate;
 pub mod logits;
 pub mod model;
 pub mod names;
+pub mod nano;
+pub mod template;
+pub mod tokenizer;
 
 pub use cpu::Stage;
 pub use engine::{Engine, EngineOptions, Precision};
