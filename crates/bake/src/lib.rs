@@ -1,1 +1,45 @@
-//! bake
+//! Checkpoint surgery: quantise, prune the vocabulary, drop layers, make test checkpoints, and say what a checkpoint holds.
+//!
+//! What always holds here: input is never changed; a target appears complete, checked and synced, or not at all; memory is a
+//! few MB a thread at any size; a result is interoperable (HF layout, `compressed-tensors` packing, the field's keepset file)
+//! and names its parents by hash in `lineage.json`.
+//!
+//! A bake is a function from a checkpoint to a [`plan::Plan`]. One writer carries out all plans, and refuses a plan whose
+//! tensors contradict its configuration: an unsliced projection or a wrong number of shared layers cannot be written.
+//!
+//! | module | concept |
+//! |---|---|
+//! | [`quant`] | int4 arithmetic on rows |
+//! | [`quantize`], [`prune_vocab`], [`drop_layers`], [`synth`] | the bakes |
+//! | [`keepset`] | which tokens a pruned head keeps, and what share of a text that covers |
+//! | [`inspect`] | report on a checkpoint, with its problems |
+//! | [`plan`], [`check`], [`writer`], [`staging`] | bake as data; its rules; its execution; all-or-nothing directories |
+//! | [`lineage`] | parents by hash, knobs turned |
+//! | [`roles`], [`source`], [`quant_config`] | tensor names; reads by ranges; `quantization_config` |
+//! | [`context`] | cancel flag and progress |
+
+#![forbid(unsafe_code)]
+
+pub mod check;
+mod config_edit;
+pub mod context;
+pub mod drop_layers;
+mod error;
+pub mod inspect;
+pub mod keepset;
+pub mod lineage;
+pub mod plan;
+pub mod prune_vocab;
+pub mod quant;
+pub mod quant_config;
+pub mod quantize;
+pub mod roles;
+pub mod source;
+pub mod staging;
+pub mod synth;
+pub mod writer;
+
+pub use context::{Context, Progress, Silent};
+pub use error::{Error, Result};
+pub use runtime::config::Strategy;
+pub use writer::{Report, WriteOptions};

@@ -1,0 +1,235 @@
+//! `bake drop-layers`: removes any set of layers.
+//!
+//! Dropping layers is a re-indexing (`gemma4-text.md`, section 9): survivors are renumbered, `layer_types` loses the same
+//! entries, the KV-shared region keeps its surviving layers, and the two tensors that hold one block a layer lose theirs: the
+//! columns of `embed_tokens_per_layer` and the rows of `per_layer_model_projection`. Which layer a shared layer reads follows
+//! from the new configuration, so dropping a source redirects its readers to the layer of that type before it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use runtime::checkpoint::Checkpoint;
+use runtime::config::{LayerKind, ModelConfig};
+use runtime::names;
+use serde_json::{Map, Value, json};
+
+use crate::config_edit::Config;
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::lineage::Lineage;
+use crate::plan::{Job, Plan};
+use crate::roles::{Linear, Part, Role, role_in};
+use crate::source::Source;
+use crate::writer::{self, Report, WriteOptions};
+
+/// Options of [`run`].
+#[derive(Debug, Clone, Default)]
+pub struct DropLayersOptions {
+    /// Layers of the parent to remove, in any order.
+    pub layers: Vec<usize>,
+    /// Also leave out keys and values of KV-shared layers, which nothing reads. Published checkpoints hold them.
+    pub strip_inert_kv: bool,
+    /// Replace an existing target.
+    pub force: bool,
+}
+
+/// Writes a checkpoint without some layers to `out`.
+///
+/// # Errors
+/// [`Error::Layers`] with the reason where the removal has no valid result; all errors of the writer.
+pub fn run(checkpoint: &Checkpoint, out: &Path, options: &DropLayersOptions, context: &Context) -> Result<Report> {
+    let plan = plan(checkpoint, options)?;
+    writer::execute(plan, Some(checkpoint), out, WriteOptions { force: options.force }, context)
+}
+
+/// The layers that stay, ascending, or why this removal is illegal.
+pub fn survivors(config: &ModelConfig, drop: &[usize]) -> Result<Vec<usize>> {
+    let dropped: BTreeSet<usize> = drop.iter().copied().collect();
+    let count = config.layers.len();
+    let refuse = |reason: String| Error::Layers { layers: dropped.iter().copied().collect(), reason };
+    if dropped.is_empty() {
+        return Err(refuse("no layer is named".into()));
+    }
+    if let Some(unknown) = dropped.iter().find(|&&l| l >= count) {
+        return Err(refuse(format!("there is no layer {unknown}; the model has layers 0 to {}", count - 1)));
+    }
+    let keep: Vec<usize> = (0..count).filter(|l| !dropped.contains(l)).collect();
+    let Some(&last) = keep.last() else {
+        return Err(refuse(format!("that is all {count} of them; at least one must stay")));
+    };
+    if config.layers[last].kind != LayerKind::Full {
+        return Err(refuse(format!(
+            "layer {last} would be the last one, and it has sliding attention; the last layer must have full attention"
+        )));
+    }
+    let first_shared = config.first_kv_shared();
+    for kind in [LayerKind::Sliding, LayerKind::Full] {
+        let of_kind = |l: &&usize| config.layers[**l].kind == kind;
+        let reader = keep.iter().filter(of_kind).find(|&&l| l >= first_shared);
+        let source = keep.iter().filter(of_kind).any(|&l| l < first_shared);
+        if let Some(reader) = reader.filter(|_| !source) {
+            return Err(refuse(format!(
+                "layer {reader} shares the keys and values of a {} layer below {first_shared}, and none would be left",
+                kind.as_str()
+            )));
+        }
+    }
+    Ok(keep)
+}
+
+/// What [`run`] writes.
+pub fn plan(checkpoint: &Checkpoint, options: &DropLayersOptions) -> Result<Plan> {
+    let config = checkpoint.config();
+    let prefix = checkpoint.prefix();
+    let keep = survivors(config, &options.layers)?;
+    let new_index = |old: usize| keep.binary_search(&old).ok();
+    let (old_count, ple) = (config.layers.len(), config.ple_size);
+    let block_rows: Vec<usize> = keep.iter().flat_map(|&l| l * ple..(l + 1) * ple).collect();
+
+    let mut jobs = Vec::new();
+    let mut stripped = 0;
+    for source in Source::all(checkpoint)? {
+        let role = role_in(checkpoint, &source.name);
+        if let Some(old) = role.layer() {
+            let Some(layer) = config.layers.get(old) else { continue };
+            if options.strip_inert_kv && layer.kv_source.is_some() && role.is_kv() {
+                stripped += usize::from(new_index(old).is_some());
+                continue;
+            }
+            if let (Some(new), Some(rest)) = (new_index(old), role.rest()) {
+                jobs.push(Job::copy(&source, format!("{prefix}{}", names::layer(new, &rest))));
+            }
+            continue;
+        }
+        jobs.push(match role {
+            Role::PleEmbed => {
+                let [vocab, width] = source.shape[..] else {
+                    return Err(source.wrong("a matrix", "the table has one row a token"));
+                };
+                if width != old_count * ple {
+                    let hint = "it must have one block of columns a layer; repair the parent first";
+                    return Err(source.wrong(format!("[vocab, {old_count} * {ple}]"), hint));
+                }
+                let block = source.row_bytes() / old_count;
+                let columns = runs(&keep).into_iter().map(|r| r.start * block..r.end * block).collect();
+                Job::select_columns(&source, &source.name, &[vocab, keep.len() * ple], columns)
+            }
+            Role::Linear(Linear::ModelProjection, Part::Shape) => {
+                let [_, inputs] = source.read_pair()?;
+                Job::weight_shape(&source.name, block_rows.len(), usize::try_from(inputs).unwrap_or(0))
+            }
+            Role::Linear(Linear::ModelProjection, _) => {
+                if source.rows() != old_count * ple || source.shape.len() != 2 {
+                    let hint = "it must have one block of rows a layer; repair the parent first";
+                    return Err(source.wrong(format!("[{old_count} * {ple}, ...]"), hint));
+                }
+                Job::select_rows(&source, &source.name, block_rows.clone())
+            }
+            _ => Job::copy(&source, &source.name),
+        });
+    }
+
+    let knobs = json!({
+        "layers": options.layers.iter().collect::<BTreeSet<_>>(),
+        "strip_inert_kv": options.strip_inert_kv,
+    });
+    let mut notes = Vec::new();
+    if stripped > 0 {
+        notes.push(format!("{stripped} tensors of keys and values that no layer reads were left out"));
+    }
+    Ok(Plan {
+        jobs,
+        config: edit_config(checkpoint, &keep)?,
+        prefix: prefix.to_string(),
+        files: vec![],
+        inherited_keepset: crate::check::keepset_rows(checkpoint.keepset()),
+        lineage: Lineage::new("drop-layers", knobs, notes),
+    })
+}
+
+/// Ranges of consecutive numbers in an ascending list.
+fn runs(sorted: &[usize]) -> Vec<std::ops::Range<usize>> {
+    let mut out: Vec<std::ops::Range<usize>> = Vec::new();
+    for &i in sorted {
+        match out.last_mut() {
+            Some(last) if last.end == i => last.end += 1,
+            _ => out.push(i..i + 1),
+        }
+    }
+    out
+}
+
+fn edit_config(checkpoint: &Checkpoint, keep: &[usize]) -> Result<Value> {
+    let old = checkpoint.config();
+    let shared = keep.iter().filter(|&&l| l >= old.first_kv_shared()).count();
+    let mut config = Config::new(checkpoint);
+    let text = config.text()?;
+    let kinds: Vec<&str> = keep.iter().map(|&l| old.layers[l].kind.as_str()).collect();
+    text.insert("layer_types".into(), json!(kinds));
+    text.insert("num_hidden_layers".into(), json!(keep.len()));
+    text.insert("num_kv_shared_layers".into(), json!(shared));
+    if let Some(per_layer) = text.get_mut("per_layer_config").and_then(Value::as_object_mut) {
+        let mut renumbered = Map::new();
+        for (new, l) in keep.iter().enumerate() {
+            if let Some(value) = per_layer.get(&l.to_string()) {
+                renumbered.insert(new.to_string(), value.clone());
+            }
+        }
+        *per_layer = renumbered;
+    }
+    let prefix = checkpoint.prefix();
+    config.edit_modules(|module| renumber(module, prefix, keep))?;
+    Ok(config.into_json())
+}
+
+/// A module name or pattern of the text model with its layer renumbered; `None` where the layer is gone. Names of towers and
+/// patterns without a layer stay.
+fn renumber(module: &str, prefix: &str, keep: &[usize]) -> Option<String> {
+    let unchanged = Some(module.to_string());
+    if let Some((old, rest)) = module.strip_prefix(prefix).and_then(names::split_layer) {
+        let new = keep.binary_search(&old).ok()?;
+        return Some(format!("{prefix}{}", names::layer(new, rest)));
+    }
+    // Patterns as `quant_config` writes them: `re:.*layers\.3\.mlp\.down_proj$`.
+    let Some((head, tail)) = module.split_once("layers\\.") else { return unchanged };
+    if !module.starts_with("re:") || head.contains("tower") {
+        return unchanged;
+    }
+    let Some((digits, rest)) = tail.split_once("\\.") else { return unchanged };
+    let Ok(old) = digits.parse::<usize>() else { return unchanged };
+    let new = keep.binary_search(&old).ok()?;
+    Some(format!("{head}layers\\.{new}\\.{rest}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_renumbered_and_towers_are_not() {
+        let keep = [0, 2, 5];
+        let prefix = "model.language_model.";
+        for (module, want) in [
+            ("model.language_model.layers.2.mlp.up_proj", Some("model.language_model.layers.1.mlp.up_proj")),
+            ("model.language_model.layers.1.mlp.up_proj", None),
+            (
+                "model.vision_tower.encoder.layers.1.mlp.up_proj",
+                Some("model.vision_tower.encoder.layers.1.mlp.up_proj"),
+            ),
+            ("lm_head", Some("lm_head")),
+            ("Linear", Some("Linear")),
+            ("re:.*layers\\.5\\.self_attn\\.o_proj$", Some("re:.*layers\\.2\\.self_attn\\.o_proj$")),
+            ("re:.*layers\\.4\\.self_attn\\.o_proj$", None),
+            ("re:.*layers\\.\\d+\\.self_attn\\.o_proj$", Some("re:.*layers\\.\\d+\\.self_attn\\.o_proj$")),
+            ("re:.*vision_tower.*layers\\.1\\.q$", Some("re:.*vision_tower.*layers\\.1\\.q$")),
+        ] {
+            assert_eq!(renumber(module, prefix, &keep).as_deref(), want, "{module}");
+        }
+    }
+
+    #[test]
+    fn runs_join_neighbours() {
+        assert_eq!(runs(&[0, 1, 3, 7, 8, 9]), [0..2, 3..4, 7..10]);
+        assert!(runs(&[]).is_empty());
+    }
+}

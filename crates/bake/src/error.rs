@@ -1,0 +1,146 @@
+//! The one error type of this crate. Every variant says which file or tensor, what was expected, what was found, and what to
+//! do; errors of the reading side pass through unchanged.
+
+use std::path::{Path, PathBuf};
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What can go wrong in a bake or an inspection.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The parent checkpoint could not be read.
+    #[error(transparent)]
+    Runtime(#[from] runtime::Error),
+    /// The operating system refused an operation on a path.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// File or directory.
+        path: PathBuf,
+        /// What was tried, as a verb phrase.
+        action: &'static str,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The caller's cancel flag was set; nothing was left under the target's name.
+    #[error("cancelled; nothing was written to {}", target.display())]
+    Cancelled {
+        /// The directory that would have been written.
+        target: PathBuf,
+    },
+    /// The target exists and `force` was not given.
+    #[error("{} exists already; choose another name, or replace it with --force", path.display())]
+    TargetExists {
+        /// The target.
+        path: PathBuf,
+    },
+    /// The target cannot be written for a reason that `force` does not lift.
+    #[error("{}: not a usable target: {reason}", path.display())]
+    Target {
+        /// The target.
+        path: PathBuf,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The file system has too little room for the output.
+    #[error(
+        "{}: {needed} bytes are needed, {available} are free; free {} bytes, or choose a target on another disk",
+        path.display(), needed.saturating_sub(*available)
+    )]
+    DiskSpace {
+        /// Directory that was asked.
+        path: PathBuf,
+        /// Bytes that the output and a small reserve take.
+        needed: u64,
+        /// Bytes free to this user.
+        available: u64,
+    },
+    /// A weight is NaN or infinite.
+    #[error("{}: tensor `{tensor}`: element {index} is {value}; fetch the checkpoint again", path.display())]
+    NonFinite {
+        /// The file that holds it.
+        path: PathBuf,
+        /// Full name.
+        tensor: String,
+        /// Flat index of the first such element.
+        index: usize,
+        /// Its value.
+        value: f32,
+    },
+    /// A tensor is not what this bake can work on.
+    #[error("{}: tensor `{tensor}`: expected {expected}, found {found}; {hint}", path.display())]
+    Tensor {
+        /// The file that holds it.
+        path: PathBuf,
+        /// Full name.
+        tensor: String,
+        /// Type and shape that would have been accepted.
+        expected: String,
+        /// Type and shape in the file.
+        found: String,
+        /// What to do.
+        hint: String,
+    },
+    /// The parent is quantised already.
+    #[error(
+        "{}: already quantised (tensor `{tensor}`); quantising twice loses quality: start from the bf16 checkpoint instead",
+        path.display()
+    )]
+    AlreadyQuantised {
+        /// The checkpoint directory.
+        path: PathBuf,
+        /// The first packed tensor.
+        tensor: String,
+    },
+    /// These layers cannot be removed.
+    #[error("cannot drop layers {layers:?}: {reason}")]
+    Layers {
+        /// What was asked, ascending.
+        layers: Vec<usize>,
+        /// Which rule it breaks, and what would be legal.
+        reason: String,
+    },
+    /// A keepset that the head cannot be pruned to.
+    #[error("keepset: {reason}")]
+    Keepset {
+        /// Which rule it breaks.
+        reason: String,
+    },
+    /// An option is out of its range.
+    #[error("option {option}: expected {expected}, found {found}")]
+    Option {
+        /// Name of the option.
+        option: &'static str,
+        /// The accepted range.
+        expected: String,
+        /// The value given.
+        found: String,
+    },
+    /// The output would not be a consistent checkpoint. Nothing was written.
+    #[error(
+        "the result would be inconsistent, so nothing was written:\n  {}\nsee `chiku bake inspect --strict` on the parent",
+        problems.join("\n  ")
+    )]
+    Inconsistent {
+        /// One line a contradiction between configuration and tensors.
+        problems: Vec<String>,
+    },
+    /// A JSON value of `config.json` has another type than an edit needs.
+    #[error("{}: field `{field}`: expected {expected}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Dotted name.
+        field: String,
+        /// What the edit needs.
+        expected: &'static str,
+    },
+}
+
+impl Error {
+    /// For `map_err`: an I/O error with the path and what was tried.
+    pub(crate) fn io<'a>(path: &'a Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Error + 'a {
+        move |source| Error::Io { path: path.to_path_buf(), action, source }
+    }
+}

@@ -1,0 +1,169 @@
+//! Reading tensors of the parent by ranges.
+//!
+//! Bakes read with positional reads into small buffers, not through the memory map: a map of 16 GB counts as resident memory
+//! while it is walked, and a file truncated under a map kills the process where a read returns an error.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use half::bf16;
+use runtime::checkpoint::Checkpoint;
+use safetensors::Dtype;
+
+use crate::error::{Error, Result};
+use crate::quant::{self, Arithmetic};
+
+/// A tensor of a checkpoint on disk.
+#[derive(Clone)]
+pub struct Source {
+    /// Full name.
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Shape, outermost dimension first.
+    pub shape: Vec<usize>,
+    /// The file that holds it.
+    pub path: PathBuf,
+    file: Arc<File>,
+    /// First byte in the file.
+    offset: u64,
+    /// Length in bytes.
+    len: u64,
+}
+
+impl Source {
+    /// Opens every tensor of a checkpoint, file by file in the order of their bytes.
+    pub fn all(checkpoint: &Checkpoint) -> Result<Vec<Source>> {
+        let mut files = HashMap::new();
+        for (i, shard) in checkpoint.shards().iter().enumerate() {
+            let file = File::open(&shard.path).map_err(Error::io(&shard.path, "open"))?;
+            let places: HashMap<&str, _> = shard.header.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
+            files.insert(&shard.path, (Arc::new(file), i, places));
+        }
+        let mut out = Vec::new();
+        for tensor in checkpoint.tensors() {
+            // Both lookups succeed: the checkpoint lists only tensors of its own shards.
+            let Some((file, shard, places)) = files.get(&tensor.path) else { continue };
+            let Some(info) = places.get(tensor.name.as_str()) else { continue };
+            let start = checkpoint.shards()[*shard].header.data_start;
+            out.push(Source {
+                name: tensor.name,
+                dtype: tensor.dtype,
+                shape: tensor.shape,
+                path: tensor.path,
+                file: file.clone(),
+                offset: (start + info.begin) as u64,
+                len: (info.end - info.begin) as u64,
+            });
+        }
+        Ok(out)
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it holds no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Rows: the first dimension (1 for a scalar).
+    pub fn rows(&self) -> usize {
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    /// Elements of a row.
+    pub fn row_elements(&self) -> usize {
+        self.shape.iter().skip(1).product()
+    }
+
+    /// Bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.row_elements() * self.dtype.bitsize() / 8
+    }
+
+    /// The open file and the position of the first byte, for copies inside the kernel.
+    pub(crate) fn place(&self) -> (&File, u64) {
+        (&self.file, self.offset)
+    }
+
+    /// Fills `buf` from byte `at` of the tensor.
+    pub fn read_at(&self, at: u64, buf: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(buf, self.offset + at).map_err(Error::io(&self.path, "read"))
+    }
+
+    /// Fills `buf` with whole rows from row `first` on.
+    pub fn read_rows(&self, first: usize, buf: &mut [u8]) -> Result<()> {
+        self.read_at(first as u64 * self.row_bytes() as u64, buf)
+    }
+
+    /// Type and shape for messages.
+    pub fn describe(&self) -> String {
+        format!("{} {:?}", self.dtype, self.shape)
+    }
+
+    /// The error for a tensor that a bake cannot work on.
+    pub fn wrong(&self, expected: impl Into<String>, hint: impl Into<String>) -> Error {
+        Error::Tensor {
+            path: self.path.clone(),
+            tensor: self.name.clone(),
+            expected: expected.into(),
+            found: self.describe(),
+            hint: hint.into(),
+        }
+    }
+
+    /// How the quantiser treats this element type; refuses all but bf16 and f32.
+    pub fn arithmetic(&self) -> Result<Arithmetic> {
+        match self.dtype {
+            Dtype::BF16 => Ok(Arithmetic::Bf16),
+            Dtype::F32 => Ok(Arithmetic::F32),
+            _ => Err(self.wrong("BF16 or F32", "only bf16 and f32 weights can be quantised")),
+        }
+    }
+
+    /// Reads elements `first..first + out.len()` of a bf16 or f32 tensor as f32 and refuses NaN and infinities.
+    /// `scratch` is reused between calls.
+    pub fn read_f32(&self, first: usize, out: &mut [f32], scratch: &mut Vec<u8>) -> Result<()> {
+        let width = match self.arithmetic()? {
+            Arithmetic::Bf16 => 2,
+            Arithmetic::F32 => 4,
+        };
+        scratch.resize(out.len() * width, 0);
+        self.read_at((first * width) as u64, scratch)?;
+        if width == 2 {
+            for (o, b) in out.iter_mut().zip(scratch.as_chunks::<2>().0) {
+                *o = bf16::from_le_bytes(*b).to_f32();
+            }
+        } else {
+            for (o, b) in out.iter_mut().zip(scratch.as_chunks::<4>().0) {
+                *o = f32::from_le_bytes(*b);
+            }
+        }
+        match quant::find_non_finite(out) {
+            None => Ok(()),
+            Some((index, value)) => Err(Error::NonFinite {
+                path: self.path.clone(),
+                tensor: self.name.clone(),
+                index: first + index,
+                value,
+            }),
+        }
+    }
+
+    /// The two numbers of a `weight_shape` tensor.
+    pub fn read_pair(&self) -> Result<[i64; 2]> {
+        let mut bytes = [0; 16];
+        if self.dtype != Dtype::I64 || self.shape != [2] {
+            return Err(self.wrong("I64 [2]", "a weight_shape tensor holds [out, in]"));
+        }
+        self.read_at(0, &mut bytes)?;
+        let pair = bytes.as_chunks::<8>().0;
+        Ok([i64::from_le_bytes(pair[0]), i64::from_le_bytes(pair[1])])
+    }
+}

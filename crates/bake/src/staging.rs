@@ -1,0 +1,212 @@
+//! A directory that appears whole or not at all.
+//!
+//! Files are written to `.NAME.partial-PID` beside the target, synced, and renamed as the last act. Whatever ends the bake
+//! before that (an error, a cancel flag, a panic) removes the partial directory; a killed process leaves it, under a name that
+//! says so. The name of the target never stands for something incomplete.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// Bytes beyond the output that must be free: directory blocks, JSON files.
+const RESERVE: u64 = 16_000_000;
+
+/// A partial directory.
+pub struct Staging {
+    dir: PathBuf,
+    target: PathBuf,
+    replace: bool,
+    finished: bool,
+}
+
+impl Staging {
+    /// Checks the target and makes the partial directory. `parent` is the checkpoint being read, which must not be the target.
+    pub fn new(target: &Path, force: bool, parent: Option<&Path>) -> Result<Staging> {
+        let bad = |reason: String| Error::Target { path: target.to_path_buf(), reason };
+        let name = target.file_name().ok_or_else(|| bad("it has no last component to name the output".into()))?;
+        let above = match target.parent() {
+            Some(p) if !p.as_os_str().is_empty() => p,
+            _ => Path::new("."),
+        };
+        if !above.is_dir() {
+            return Err(bad(format!("the directory {} does not exist; create it first", above.display())));
+        }
+        let replace = target.symlink_metadata().is_ok();
+        if replace {
+            let same = |p: &Path| p.canonicalize().ok() == target.canonicalize().ok();
+            if parent.is_some_and(same) {
+                return Err(bad("it is the checkpoint being read; choose another name".into()));
+            }
+            if !force {
+                return Err(Error::TargetExists { path: target.to_path_buf() });
+            }
+            // --force replaces checkpoints, not whatever a mistyped path points to.
+            let real = target.symlink_metadata().is_ok_and(|m| m.is_dir());
+            if !real || (!target.join("config.json").is_file() && !is_empty(target)) {
+                return Err(bad("it exists and is not a checkpoint directory; remove it yourself".into()));
+            }
+        }
+        let partial = format!(".{}.partial-{}", name.to_string_lossy(), std::process::id());
+        let dir = above.join(partial);
+        match fs::create_dir(&dir) {
+            // Of an earlier process with this id, which is gone: ours is the id now.
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                return Err(bad(format!(
+                    "{} is in the way: another bake, or what a killed one left; remove it",
+                    dir.display()
+                )));
+            }
+            other => other.map_err(Error::io(&dir, "create"))?,
+        }
+        Ok(Staging { dir, target: target.to_path_buf(), replace, finished: false })
+    }
+
+    /// The partial directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Fails unless `bytes` and a reserve are free on the file system of the target.
+    pub fn require_space(&self, bytes: u64) -> Result<()> {
+        let stat = rustix::fs::statvfs(&self.dir).map_err(|e| Error::io(&self.dir, "ask for free space")(e.into()))?;
+        let available = stat.f_bavail.saturating_mul(stat.f_frsize);
+        let needed = bytes.saturating_add(RESERVE);
+        if available < needed {
+            let path = self.target.parent().unwrap_or(&self.target).to_path_buf();
+            return Err(Error::DiskSpace { path, needed, available });
+        }
+        Ok(())
+    }
+
+    /// Writes and syncs a small file.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.dir.join(name);
+        let mut file = File::create(&path).map_err(Error::io(&path, "create"))?;
+        file.write_all(bytes).map_err(Error::io(&path, "write"))?;
+        file.sync_all().map_err(Error::io(&path, "sync"))
+    }
+
+    /// Copies and syncs a file.
+    pub fn copy(&self, from: &Path, name: &str) -> Result<()> {
+        let path = self.dir.join(name);
+        fs::copy(from, &path).map_err(Error::io(from, "copy"))?;
+        File::open(&path).and_then(|f| f.sync_all()).map_err(Error::io(&path, "sync"))
+    }
+
+    /// Gives the directory its final name.
+    pub fn finish(mut self) -> Result<()> {
+        sync_dir(&self.dir)?;
+        if self.replace {
+            self.swap()?;
+        } else {
+            fs::rename(&self.dir, &self.target).map_err(Error::io(&self.target, "rename the finished bake to"))?;
+        }
+        self.finished = true;
+        sync_dir(self.target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))
+    }
+
+    /// Exchanges the names of the old and the new directory in one step, so that the name always stands for one of them,
+    /// and removes the old one.
+    fn swap(&self) -> Result<()> {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        if renameat_with(CWD, &self.dir, CWD, &self.target, RenameFlags::EXCHANGE).is_err() {
+            // Not every file system can exchange. Two renames, undone if the second fails.
+            let mut aside = self.dir.clone().into_os_string();
+            aside.push(".old");
+            let aside = PathBuf::from(aside);
+            fs::rename(&self.target, &aside).map_err(Error::io(&self.target, "rename"))?;
+            if let Err(e) = fs::rename(&self.dir, &self.target) {
+                let _ = fs::rename(&aside, &self.target);
+                return Err(Error::io(&self.target, "rename the finished bake to")(e));
+            }
+            return fs::remove_dir_all(&aside).map_err(Error::io(&aside, "remove"));
+        }
+        fs::remove_dir_all(&self.dir).map_err(Error::io(&self.dir, "remove"))
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if !self.finished {
+            // Nobody is left to tell if this fails; the name says that the directory is partial.
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+fn sync_dir(dir: &Path) -> Result<()> {
+    File::open(dir).and_then(|d| d.sync_all()).map_err(Error::io(dir, "sync"))
+}
+
+fn is_empty(dir: &Path) -> bool {
+    fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let mut names: Vec<_> =
+            fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_dropped_staging_leaves_nothing() {
+        let tmp = tempfile::tempdir().unwrap();
+        let staging = Staging::new(&tmp.path().join("out"), false, None).unwrap();
+        staging.write("a", b"x").unwrap();
+        assert!(names(tmp.path())[0].starts_with(".out.partial-"));
+        drop(staging);
+        assert!(names(tmp.path()).is_empty());
+    }
+
+    #[test]
+    fn a_finished_staging_has_the_name_only() {
+        let tmp = tempfile::tempdir().unwrap();
+        let staging = Staging::new(&tmp.path().join("out"), false, None).unwrap();
+        staging.write("a", b"x").unwrap();
+        staging.finish().unwrap();
+        assert_eq!(names(tmp.path()), ["out"]);
+        assert_eq!(fs::read(tmp.path().join("out/a")).unwrap(), b"x");
+    }
+
+    #[test]
+    fn force_replaces_a_checkpoint_and_nothing_else() {
+        let tmp = tempfile::tempdir().unwrap();
+        let out = tmp.path().join("out");
+        fs::create_dir(&out).unwrap();
+        fs::write(out.join("config.json"), "{}").unwrap();
+        fs::write(out.join("old"), "").unwrap();
+        assert!(matches!(Staging::new(&out, false, None), Err(Error::TargetExists { .. })));
+        assert!(matches!(Staging::new(&out, true, Some(&out)), Err(Error::Target { .. })), "the parent itself");
+        let staging = Staging::new(&out, true, None).unwrap();
+        staging.write("new", b"").unwrap();
+        staging.finish().unwrap();
+        assert_eq!(names(&out), ["new"]);
+        assert_eq!(names(tmp.path()), ["out"]);
+        // Now it holds a file but no configuration.
+        assert!(matches!(Staging::new(&out, true, None), Err(Error::Target { .. })));
+        assert_eq!(names(&out), ["new"]);
+    }
+
+    #[test]
+    fn a_disk_that_is_too_small_is_refused_before_writing() {
+        let tmp = tempfile::tempdir().unwrap();
+        let staging = Staging::new(&tmp.path().join("out"), false, None).unwrap();
+        staging.require_space(1).unwrap();
+        let error = staging.require_space(u64::MAX).unwrap_err();
+        assert!(matches!(error, Error::DiskSpace { needed: u64::MAX, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_target_without_a_directory_above_is_refused() {
+        let tmp = tempfile::tempdir().unwrap();
+        let error = Staging::new(&tmp.path().join("a/b"), false, None).err().unwrap().to_string();
+        assert!(error.contains("does not exist"), "{error}");
+    }
+}
