@@ -45,6 +45,36 @@ impl<F: Forward + ?Sized> Forward for &mut F {
     }
 }
 
+impl Rows for runtime::Logits {
+    fn rows(&self) -> usize {
+        runtime::Logits::rows(self)
+    }
+
+    fn row(&self, row: usize) -> &[f32] {
+        runtime::Logits::row(self, row)
+    }
+
+    fn argmax(&self, row: usize) -> runtime::Result<u32> {
+        runtime::Logits::argmax(self, row)
+    }
+
+    fn log_prob(&self, row: usize, token: u32) -> runtime::Result<Option<f64>> {
+        runtime::Logits::log_prob(self, row, token)
+    }
+}
+
+impl Forward for runtime::Engine {
+    type Logits = runtime::Logits;
+
+    fn reset(&mut self) {
+        runtime::Engine::reset(self);
+    }
+
+    fn extend(&mut self, tokens: &[u32], want: Range<usize>) -> runtime::Result<runtime::Logits> {
+        runtime::Engine::extend(self, tokens, want)
+    }
+}
+
 /// A model small enough to check by hand: the next token depends on the last one alone, by a fixed table of logits.
 #[cfg(test)]
 pub(crate) mod toy {

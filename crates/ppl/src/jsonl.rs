@@ -43,7 +43,11 @@ pub fn read_text(path: &Path) -> Result<String> {
 
 /// Every object of a file, in order. Blank lines are skipped; a file without any object is [`Error::Empty`].
 pub fn read(path: &Path) -> Result<Vec<Line>> {
-    let text = read_text(path)?;
+    parse(path, &read_text(path)?)
+}
+
+/// [`read`] of a file whose text the caller has; `path` is for messages.
+pub fn parse(path: &Path, text: &str) -> Result<Vec<Line>> {
     let mut lines = Vec::new();
     for (index, text) in text.lines().enumerate().filter(|(_, t)| !t.trim().is_empty()) {
         let number = index + 1;
@@ -58,11 +62,6 @@ pub fn read(path: &Path) -> Result<Vec<Line>> {
 }
 
 impl Line {
-    /// A line that was not read by [`read`]: an element of a JSON list, numbered by the caller.
-    pub fn new(path: &Path, number: usize, object: Map<String, Value>) -> Line {
-        Line { path: path.to_path_buf(), number, object }
-    }
-
     /// The value of a field; `null` counts as absent, as in the tools that write these files.
     pub fn get(&self, field: &str) -> Option<&Value> {
         self.object.get(field).filter(|v| !v.is_null())

@@ -5,7 +5,11 @@
 //! either decodes by itself (a drafting path) or judges the reference's tokens ([`Rescore`], what the verifier of a
 //! speculative step does); both are compared index by index, so one more draft mode is one more implementation of [`Path`].
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use runtime::Engine;
+use runtime::generate::{GenerateOptions, greedy};
 
 use crate::error::{Error, Result};
 use crate::forward::{Forward, Rows};
@@ -169,6 +173,35 @@ impl<F: Forward> Path for Rescore<F> {
             }
         }
         Ok(trace)
+    }
+}
+
+/// The generator that `generate` and `serve` use, as it is: what is measured is then what was verified. Has no logits.
+pub struct Generator {
+    engine: Engine,
+    prefill_chunk: usize,
+}
+
+impl Generator {
+    /// On an engine of its own, with prefill passes of `prefill_chunk` rows.
+    pub fn new(engine: Engine, prefill_chunk: usize) -> Generator {
+        Generator { engine, prefill_chunk }
+    }
+}
+
+impl Path for Generator {
+    fn name(&self) -> &str {
+        "generator"
+    }
+
+    fn run(&mut self, case: &Case<'_>) -> Result<Trace> {
+        let options = GenerateOptions { max_tokens: case.tokens, stop_ids: vec![], prefill_chunk: self.prefill_chunk };
+        let go_on = |_| if case.check_cancel().is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+        let generation = greedy(&mut self.engine, &case.prompt.token_ids, &options, go_on);
+        let generation = generation.map_err(|e| case.failed(e))?;
+        // A full context shows as too few tokens, which the comparison reports.
+        case.check_cancel()?;
+        Ok(Trace { token_ids: generation.token_ids, logits: Vec::new() })
     }
 }
 
