@@ -41,7 +41,8 @@ pub fn resolve(model: &str) -> Result<PathBuf> {
     if model == "nano" { directory() } else { Ok(PathBuf::from(model)) }
 }
 
-fn cache_root() -> Result<PathBuf> {
+/// The folder that holds the embedded model: `$CHIKU_CACHE`, or `chiku` under the user's cache folder.
+pub fn cache_root() -> Result<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(path) = variable(CACHE_VARIABLE) {
         return Ok(path);
