@@ -1,0 +1,150 @@
+//! Layer removal against the oracle's variants 07a to 07d, which a different program cut from the same parent.
+
+mod common;
+
+use std::path::Path;
+
+use bake::drop_layers::{self, DropLayersOptions};
+use bake::quantize::{self, QuantizeOptions};
+use bake::{Error, Strategy, inspect};
+use common::*;
+use serde_json::json;
+
+fn options(layers: &[usize], strip_inert_kv: bool) -> DropLayersOptions {
+    DropLayersOptions { layers: layers.to_vec(), strip_inert_kv, force: false }
+}
+
+fn drop(from: &Path, out: &Path, layers: &[usize], strip: bool) -> bake::Result<bake::Report> {
+    drop_layers::run(&open(from), out, &options(layers, strip), &quiet())
+}
+
+#[test]
+fn the_oracles_variants_come_out() {
+    let tmp = tempfile::tempdir().unwrap();
+    for (variant, layers, strip) in [
+        ("07a_drop_early", &[1][..], true),
+        ("07b_drop_kv_source", &[3], false),
+        ("07c_drop_shared", &[5], false),
+        ("07d_drop_many_sharded", &[6, 0, 3], false),
+    ] {
+        let out = tmp.path().join(variant);
+        drop(&oracle("02_kvshare"), &out, layers, strip).unwrap();
+        let (got, want) = (open(&out), open(&oracle(variant)));
+        assert_same(&tensors(&got), &tensors(&want));
+        assert_eq!(got.config_json(), want.config_json(), "{variant}");
+    }
+}
+
+#[test]
+fn inert_keys_and_values_are_kept_unless_stripped() {
+    let tmp = tempfile::tempdir().unwrap();
+    let with = tmp.path().join("with");
+    drop(&oracle("02_kvshare"), &with, &[1], false).unwrap();
+    let without = tensors_of(&oracle("07a_drop_early"));
+    let mut extra = tensors_of(&with);
+    extra.retain(|name, _| !without.contains_key(name));
+    assert_eq!(extra.len(), 9, "k_proj, v_proj and k_norm of three shared layers");
+}
+
+/// Cutting and quantising commute: nothing in a packed tensor depends on its neighbours.
+#[test]
+fn packed_checkpoints_are_sliced_like_dense_ones() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = |n: &str| tmp.path().join(n);
+    let quantise = |from: &Path, to: &Path| {
+        let options = QuantizeOptions { strategy: Strategy::Group(16), ..Default::default() };
+        quantize::run(&open(from), to, &options, &quiet()).unwrap();
+    };
+    quantise(&oracle("02_kvshare"), &path("q"));
+    drop(&path("q"), &path("qd"), &[0, 3, 6], false).unwrap();
+    drop(&oracle("02_kvshare"), &path("d"), &[0, 3, 6], false).unwrap();
+    quantise(&path("d"), &path("dq"));
+    assert_same(&tensors_of(&path("qd")), &tensors_of(&path("dq")));
+    assert_eq!(open(&path("qd")).config_json(), open(&path("dq")).config_json());
+    let shape = &tensors_of(&path("qd"))[&format!("{LM}per_layer_model_projection.weight_shape")].2;
+    assert_eq!(shape[..8], (5i64 * 8).to_le_bytes());
+}
+
+#[test]
+fn lists_by_layer_are_renumbered_and_towers_are_not() {
+    let tmp = tempfile::tempdir().unwrap();
+    let tower = "model.vision_tower.encoder.layers.0.self_attn.q_proj.linear";
+    let parent = damaged(&oracle("11_e4b_like_fp32"), &tmp.path().join("parent"), |_, config| {
+        let text = config["text_config"].as_object_mut().unwrap();
+        text.remove("global_head_dim");
+        text.insert(
+            "per_layer_config".into(),
+            json!({"2": {"head_dim": 32}, "4": {"head_dim": 32}, "6": {"head_dim": 32}}),
+        );
+    });
+    let out = tmp.path().join("out");
+    drop(&parent, &out, &[0, 4], false).unwrap();
+    let config = json(&out.join("config.json"));
+    assert_eq!(config["text_config"]["per_layer_config"], json!({"1": {"head_dim": 32}, "4": {"head_dim": 32}}));
+    let (before, after) = (tensors_of(&parent), tensors_of(&out));
+    let name = format!("{tower}.weight");
+    assert_eq!(before[&name], after[&name]);
+}
+
+#[test]
+fn illegal_removals_say_why() {
+    let tmp = tempfile::tempdir().unwrap();
+    let out = tmp.path().join("out");
+    // ssfsf|ssf: sliding 0 1 3, full 2 4, shared 5 6 7.
+    for (layers, want) in [
+        (&[][..], "no layer is named"),
+        (&[8], "there is no layer 8; the model has layers 0 to 7"),
+        (&[0, 1, 2, 3, 4, 5, 6, 7], "all 8"),
+        (&[7], "layer 6 would be the last one, and it has sliding attention"),
+        (&[2, 4], "layer 7 shares the keys and values of a full_attention layer below 5"),
+        (&[0, 1, 3], "layer 5 shares the keys and values of a sliding_attention layer below 5"),
+        (&[0, 1, 2, 3, 4], "none would be left"),
+    ] {
+        let error = drop(&oracle("02_kvshare"), &out, layers, false).unwrap_err();
+        assert!(matches!(error, Error::Layers { .. }), "{error}");
+        assert!(error.to_string().contains(want), "{layers:?}: {error}");
+    }
+    // Legal although a whole kind loses its readers: nothing reads sliding keys any more.
+    drop(&oracle("02_kvshare"), &out, &[0, 1, 3, 5, 6], false).unwrap();
+    assert!(names_in(tmp.path()) == ["out"]);
+}
+
+/// The shape of the real model: osoi5's numbers follow from dropping three layers below and two in the shared region.
+#[test]
+fn osoi5_follows_from_e4b() {
+    let layers: Vec<&str> = (0..42).map(|l| if l % 6 == 5 { "full_attention" } else { "sliding_attention" }).collect();
+    let config = json!({
+        "model_type": "gemma4",
+        "tie_word_embeddings": true,
+        "text_config": {
+            "model_type": "gemma4_text", "hidden_size": 2560, "intermediate_size": 10240, "num_attention_heads": 8,
+            "num_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512, "hidden_size_per_layer_input": 256,
+            "vocab_size": 262_144, "sliding_window": 512, "num_hidden_layers": 42, "num_kv_shared_layers": 18,
+            "layer_types": layers,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    });
+    let config = runtime::config::ModelConfig::from_json(&config, Path::new("config.json")).unwrap();
+    let keep = drop_layers::survivors(&config, &[2, 3, 4, 36, 37]).unwrap();
+    let full: Vec<usize> =
+        (0..keep.len()).filter(|&l| config.layers[keep[l]].kind == runtime::config::LayerKind::Full).collect();
+    assert_eq!(full, [2, 8, 14, 20, 26, 32, 36]);
+    assert_eq!(keep.iter().filter(|&&l| l >= config.first_kv_shared()).count(), 16);
+    assert!(drop_layers::survivors(&config, &[41]).is_err());
+}
+
+#[test]
+fn a_broken_parent_is_not_passed_on() {
+    let tmp = tempfile::tempdir().unwrap();
+    let parent = damaged(&oracle("02_kvshare"), &tmp.path().join("parent"), |tensors, _| {
+        tensors.remove(&format!("{LM}layers.4.mlp.up_proj.weight"));
+    });
+    let error = drop(&parent, &tmp.path().join("out"), &[1], false).unwrap_err().to_string();
+    assert!(error.contains("layers.3.mlp.up_proj` is missing"), "{error}");
+    assert_eq!(names_in(tmp.path()), ["parent"]);
+    let strict = inspect::InspectOptions { strict: true, against: None };
+    assert_eq!(inspect::run(&open(&parent), &strict, &quiet()).unwrap().problems.len(), 1);
+}
