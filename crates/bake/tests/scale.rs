@@ -1,0 +1,59 @@
+//! Speed and memory at the real model's widths. Writes about 4 GB, so it only runs when asked:
+//! `cargo test --release -p chiku-bake --test scale -- --ignored --nocapture`
+
+mod common;
+
+use std::path::Path;
+
+use bake::drop_layers::{self, DropLayersOptions};
+use bake::inspect::{self, InspectOptions};
+use bake::prune_vocab::{self, PruneVocabOptions};
+use bake::quantize::{self, QuantizeOptions};
+use bake::synth::{self, Shape, SynthOptions};
+use bake::{Report, keepset};
+use common::*;
+
+/// Peak resident memory of this process so far, in bytes.
+fn peak_rss() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmHWM")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+fn show(what: &str, report: &Report) {
+    let rate = |bytes: u64| bytes as f64 / 1e6 / report.seconds;
+    println!(
+        "{what:<14} {:>8.1} MB in {:>6.2} s: {:>6.0} MB/s written, {:>6.0} MB/s read; peak RSS {:.0} MB",
+        report.tensor_bytes as f64 / 1e6,
+        report.seconds,
+        rate(report.tensor_bytes),
+        rate(report.parent_bytes),
+        peak_rss() as f64 / 1e6,
+    );
+}
+
+#[test]
+#[ignore = "writes 4 GB"]
+fn bakes_run_in_bounded_memory() {
+    let tmp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = |n: &str| tmp.path().join(n);
+    let from = |p: &Path| open(p);
+    let options = SynthOptions { layers: 9, vocab: 65_536, ..SynthOptions::new(Shape::E4b) };
+    show("synth", &synth::run(&path("s"), &options, &quiet()).unwrap());
+    let int4 = SynthOptions { int4: Some(bake::Strategy::Group(128)), ..options };
+    show("synth int4", &synth::run(&path("s4"), &int4, &quiet()).unwrap());
+    std::fs::remove_dir_all(path("s4")).unwrap();
+    show("quantize", &quantize::run(&from(&path("s")), &path("q"), &QuantizeOptions::default(), &quiet()).unwrap());
+    let drop = DropLayersOptions { layers: vec![1, 2], ..Default::default() };
+    show("drop-layers", &drop_layers::run(&from(&path("s")), &path("d"), &drop, &quiet()).unwrap());
+    let keep = keepset::from_ids((0..65_536).step_by(5).collect(), 65_536).unwrap();
+    let prune = PruneVocabOptions::default();
+    show("prune-vocab", &prune_vocab::run(&from(&path("s")), &path("p"), &keep, &prune, &quiet()).unwrap());
+    let start = std::time::Instant::now();
+    let strict = InspectOptions { strict: true, against: None };
+    let report = inspect::run(&from(&path("d")), &strict, &quiet()).unwrap();
+    assert_eq!(report.problems, [""; 0]);
+    println!("inspect strict {:.2} s; peak RSS {:.0} MB", start.elapsed().as_secs_f64(), peak_rss() as f64 / 1e6);
+    print!("{report}");
+    assert!(peak_rss() < 300 << 20, "peak RSS {} bytes", peak_rss());
+}
