@@ -1,9 +1,24 @@
-//! Is it really faster?
+//! Is it really faster? The protocol of a run, statistics, and records of what was measured.
+//!
+//! What always holds here: a number says where it comes from ([`record::Kind`]); raw samples are kept with every result; an
+//! interval names its method, level and seed; a run that was cut short keeps what is done and says so; results files are
+//! only ever appended to.
+//!
+//! | module | concept |
+//! |---|---|
+//! | [`prompts`] | prompt sets, raw or chat, by hash |
+//! | [`protocol`] | warm-ups, one request at a time, ABBA; what a target is |
+//! | [`engine`] | the in-process engine as a target |
+//! | [`stats`] | bootstrap intervals for ratios of sums |
+//! | [`compare`] | two interleaved runs, paired by prompt |
 
 #![forbid(unsafe_code)]
 
+pub mod compare;
+pub mod engine;
 mod error;
 pub mod prompts;
+pub mod protocol;
 pub mod stats;
 
 pub use error::{Error, Result};

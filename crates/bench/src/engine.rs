@@ -1,0 +1,81 @@
+//! The in-process engine as a target.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use runtime::Engine;
+use runtime::generate::{GenerateOptions, PREFILL_CHUNK, StopReason, greedy};
+
+use crate::error::Result;
+use crate::prompts::{Form, Prompt};
+use crate::protocol::{Failure, Sample, Target};
+
+/// The CPU engine of this process.
+pub struct EngineTarget {
+    label: String,
+    engine: Engine,
+    stop_ids: Vec<u32>,
+    cancel: Arc<AtomicBool>,
+}
+
+impl EngineTarget {
+    /// An engine under a name. `stop_ids` end a completion where end-of-sequence is not ignored; `cancel` ends one in progress.
+    pub fn new(label: &str, engine: Engine, stop_ids: Vec<u32>, cancel: Arc<AtomicBool>) -> EngineTarget {
+        EngineTarget { label: label.to_string(), engine, stop_ids, cancel }
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl Target for EngineTarget {
+    fn label(&self) -> &str {
+        &self.label
+    }
+
+    fn generate(
+        &mut self,
+        prompt: &[u32],
+        max_tokens: usize,
+        ignore_eos: bool,
+    ) -> std::result::Result<Sample, Failure> {
+        let stop_ids = if ignore_eos { Vec::new() } else { self.stop_ids.clone() };
+        let options = GenerateOptions { max_tokens, stop_ids, prefill_chunk: PREFILL_CHUNK };
+        let cancel = &self.cancel;
+        let watch = |_| if cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+        let made = greedy(&mut self.engine, prompt, &options, watch).map_err(|e| Failure::Failed(e.to_string()))?;
+        match made.stop {
+            StopReason::Cancelled => Err(Failure::Cancelled),
+            StopReason::Context => {
+                let (have, context) = (made.token_ids.len(), self.engine.context());
+                Err(Failure::Failed(format!("the context of {context} was full after {have} tokens")))
+            }
+            StopReason::Stop | StopReason::Length => {
+                Ok(Sample { token_ids: made.token_ids, prefill_ms: made.prefill_ms, step_ms: made.step_ms })
+            }
+        }
+    }
+}
+
+/// Tokens of a prompt in its form: the text with `<bos>`, or the chat template's rendering, which holds its own.
+///
+/// # Errors
+/// Of the runtime; a chat prompt for a checkpoint without a template.
+pub fn encode(
+    prompt: &Prompt,
+    tokenizer: &runtime::tokenizer::Tokenizer,
+    template: Option<&runtime::template::ChatTemplate>,
+) -> Result<Vec<u32>> {
+    match (prompt.form, template) {
+        (Form::Raw, _) => Ok(tokenizer.encode(&prompt.text)?),
+        (Form::Chat, Some(template)) => Ok(tokenizer.encode_verbatim(&template.render_user(&prompt.text)?)?),
+        (Form::Chat, None) => Err(crate::Error::Option {
+            option: "prompts",
+            expected: "raw text, since the checkpoint has no chat template",
+            found: format!("the chat turn `{}`", prompt.id),
+        }),
+    }
+}
