@@ -1,5 +1,8 @@
 //! Speed and memory at the real model's widths. Writes about 4 GB, so it only runs when asked:
 //! `cargo test --release -p chiku-bake --test scale -- --ignored --nocapture`
+//!
+//! `CHIKU_SCALE_DIR` chooses the disk. Every bake syncs its output, so on a disk the disk is what is measured; on a tmpfs it is
+//! the arithmetic.
 
 mod common;
 
@@ -35,7 +38,8 @@ fn show(what: &str, report: &Report) {
 #[test]
 #[ignore = "writes 4 GB"]
 fn bakes_run_in_bounded_memory() {
-    let tmp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let disk = std::env::var("CHIKU_SCALE_DIR").unwrap_or_else(|_| env!("CARGO_TARGET_TMPDIR").into());
+    let tmp = tempfile::tempdir_in(disk).unwrap();
     let path = |n: &str| tmp.path().join(n);
     let from = |p: &Path| open(p);
     let options = SynthOptions { layers: 9, vocab: 65_536, ..SynthOptions::new(Shape::E4b) };
