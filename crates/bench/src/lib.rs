@@ -11,14 +11,20 @@
 //! | [`engine`] | the in-process engine as a target |
 //! | [`stats`] | bootstrap intervals for ratios of sums |
 //! | [`compare`] | two interleaved runs, paired by prompt |
+//! | [`environment`] | machine, program, checkpoint by hash |
+//! | [`record`] | a run as one line of JSON |
+//! | [`log`] | results files: append under a lock, read what is whole |
 
 #![forbid(unsafe_code)]
 
 pub mod compare;
 pub mod engine;
+pub mod environment;
 mod error;
+pub mod log;
 pub mod prompts;
 pub mod protocol;
+pub mod record;
 pub mod stats;
 
 pub use error::{Error, Result};

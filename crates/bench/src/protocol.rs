@@ -218,7 +218,7 @@ fn sequence(
     let mut runs: Vec<Run> = targets.iter().map(|t| Run::new(t.label(), prompts.len())).collect();
     let last = targets.len() - 1;
     // Even requests in the order of the targets, odd ones in reverse.
-    let order = |request: usize| (0..=last).map(move |t| if request % 2 == 0 { t } else { last - t });
+    let order = |request: usize| (0..=last).map(move |t| if request.is_multiple_of(2) { t } else { last - t });
 
     let total = protocol.warmup_prompts * targets.len();
     let mut done = 0;

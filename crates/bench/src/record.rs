@@ -1,0 +1,287 @@
+//! A record: one run with all that is needed to judge it, as one line of JSON.
+//!
+//! What always holds of a record: its [`Kind`] says where its numbers come from; the raw samples are in it, so that every number
+//! of its result can be computed again; a number of another kind than the record's is a [`Figure`], which carries its own.
+
+use serde::{Deserialize, Serialize};
+
+use crate::compare::Comparison;
+use crate::environment::{Binary, CheckpointHash, Environment};
+use crate::error::{Error, Result};
+use crate::prompts::PromptSet;
+use crate::protocol::{PromptSample, Protocol, Run};
+use crate::stats::{BootstrapOptions, Interval, Throughput, median, tokens_per_s};
+use ppl::identity::sha256_hex;
+use ppl::verify::VerifyReport;
+
+/// Version of the record's schema. A change that a reader of the old one would misread gets a new number.
+pub const SCHEMA: u32 = 1;
+
+/// Where a number comes from. Numbers of different kinds are never compared without saying so, and never share a column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// By this program, on the machine of the record.
+    Measured,
+    /// By a formula whose inputs are shown.
+    Projected,
+    /// By somebody else, who is named.
+    Published,
+}
+
+/// A number with its own origin.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    /// Where it comes from.
+    pub kind: Kind,
+    /// The number, in the unit that its field documents.
+    pub value: f64,
+    /// The formula, the source, or how it was measured.
+    pub source: String,
+}
+
+/// What was timed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetInfo {
+    /// Name of the configuration.
+    pub label: String,
+    /// `cpu`, `cuda`, `emulated`, or the kind of a server.
+    pub backend: String,
+    /// `native` or `f32`.
+    pub precision: String,
+    /// Threads.
+    pub threads: usize,
+    /// Whatever else was set, as given on the command line.
+    pub flags: Vec<String>,
+}
+
+/// Numbers of a run, all computed from its samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunResult {
+    /// All completion tokens over all wall time.
+    pub tokens_per_s: f64,
+    /// Interval of it over prompts; `None` where fewer than 2 are finished.
+    pub interval: Option<Interval>,
+    /// Finished requests.
+    pub prompts: usize,
+    /// Tokens of their prompts.
+    pub prompt_tokens: usize,
+    /// Tokens of their completions.
+    pub completion_tokens: usize,
+    /// Their wall time in seconds.
+    pub wall_s: f64,
+    /// Median time to the first token in ms.
+    pub prefill_ms: Option<f64>,
+    /// Median time of a step in ms.
+    pub step_ms: Option<f64>,
+    /// Tokens that a step yields on average, those of prefill left out.
+    pub tokens_per_step: Option<f64>,
+    /// SHA-256 of the samples' `token_sha256`, joined by newlines: two runs with the same one wrote the same text.
+    pub trajectory: String,
+    /// Bytes that a decode step reads.
+    pub bytes_per_step: Option<Figure>,
+}
+
+impl RunResult {
+    /// Of the finished requests of a run; `None` where there are none.
+    ///
+    /// # Errors
+    /// Samples that no measurement can give; options out of range.
+    pub fn new(run: &Run, options: &BootstrapOptions) -> Result<Option<RunResult>> {
+        let samples = &run.samples;
+        let pairs: Vec<Throughput> = samples.iter().map(Throughput::from).collect();
+        let (rate, interval) = match tokens_per_s(&pairs, options) {
+            Ok(estimate) => (Some(estimate.value), Some(estimate.interval)),
+            Err(Error::TooFew { .. }) => (run.tokens_per_s(), None),
+            Err(e) => return Err(e),
+        };
+        let Some(tokens_per_s) = rate else { return Ok(None) };
+        let prefills: Vec<f64> = samples.iter().map(|s| s.prefill_ms).collect();
+        let steps: Vec<f64> = samples.iter().flat_map(|s| s.step_ms.iter().copied()).collect();
+        let decoded: usize = samples.iter().map(|s| s.completion_tokens.saturating_sub(1)).sum();
+        let hashes: Vec<&str> = samples.iter().map(|s| s.token_sha256.as_str()).collect();
+        Ok(Some(RunResult {
+            tokens_per_s,
+            interval,
+            prompts: samples.len(),
+            prompt_tokens: samples.iter().map(|s| s.prompt_tokens).sum(),
+            completion_tokens: run.completion_tokens(),
+            wall_s: run.wall_s(),
+            prefill_ms: median(&prefills),
+            step_ms: median(&steps),
+            tokens_per_step: Some(decoded as f64 / steps.len() as f64).filter(|_| !steps.is_empty()),
+            trajectory: sha256_hex(hashes.join("\n").as_bytes()),
+            bytes_per_step: None,
+        }))
+    }
+}
+
+/// What a record says about a run besides its samples.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Setup {
+    /// The program.
+    pub binary: Binary,
+    /// The machine.
+    pub environment: Environment,
+    /// What was timed.
+    pub target: TargetInfo,
+    /// Of which checkpoint.
+    pub checkpoint: CheckpointHash,
+    /// On which prompts.
+    pub prompts: PromptSet,
+    /// How.
+    pub protocol: Protocol,
+}
+
+/// One line of a results file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// Where the numbers come from.
+    pub kind: Kind,
+    /// When the record was made: RFC 3339, UTC.
+    pub time: String,
+    /// The program.
+    pub binary: Binary,
+    /// The machine.
+    pub environment: Environment,
+    /// What was timed.
+    pub target: TargetInfo,
+    /// Of which checkpoint.
+    pub checkpoint: CheckpointHash,
+    /// On which prompts: name, hash and number, not the texts.
+    pub prompts: PromptSet,
+    /// How.
+    pub protocol: Protocol,
+    /// Seed of the interval.
+    pub seed: u64,
+    /// Requests that were planned.
+    pub planned: usize,
+    /// All of them were finished.
+    pub complete: bool,
+    /// Why not, unless it was a cancel.
+    pub failure: Option<String>,
+    /// The numbers; `None` where no request was finished.
+    pub result: Option<RunResult>,
+    /// The other target of an interleaved run, and how the two compare.
+    pub comparison: Option<Comparison>,
+    /// Is it still the same model? Speed without this is half a claim.
+    pub gate: Option<VerifyReport>,
+    /// The finished requests, in order.
+    pub samples: Vec<PromptSample>,
+}
+
+impl Record {
+    /// A record of a run that this program made, now.
+    ///
+    /// # Errors
+    /// Those of [`RunResult::new`].
+    pub fn measured(run: Run, setup: Setup, options: &BootstrapOptions) -> Result<Record> {
+        let result = RunResult::new(&run, options)?;
+        let Setup { binary, environment, target, checkpoint, prompts, protocol } = setup;
+        let Run { samples, planned, complete, failure, .. } = run;
+        Ok(Record {
+            schema: SCHEMA,
+            kind: Kind::Measured,
+            time: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            binary,
+            environment,
+            target,
+            checkpoint,
+            prompts,
+            protocol,
+            seed: options.seed,
+            planned,
+            complete,
+            failure,
+            result,
+            comparison: None,
+            gate: None,
+            samples,
+        })
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::compare::tests::run;
+
+    pub(crate) fn setup() -> Setup {
+        Setup {
+            binary: Binary { version: "0.1.0".into(), commit: Some("abc".into()) },
+            environment: Environment::capture(),
+            target: TargetInfo {
+                label: "plain".into(),
+                backend: "cpu".into(),
+                precision: "native".into(),
+                threads: 2,
+                flags: vec![],
+            },
+            checkpoint: CheckpointHash { name: "nano".into(), blake3: "00".into(), files: Default::default() },
+            prompts: PromptSet { name: "public.jsonl".into(), blake3: "11".into(), count: 160, prompts: vec![] },
+            protocol: Protocol::default(),
+        }
+    }
+
+    fn record(wall_ms: &[f64]) -> Record {
+        Record::measured(run("plain", wall_ms), setup(), &BootstrapOptions::default()).unwrap()
+    }
+
+    #[test]
+    fn a_result_is_computed_from_the_samples() {
+        let r = record(&[100.0, 300.0, 200.0]).result.unwrap();
+        assert!((r.tokens_per_s - 500.0).abs() < 1e-9);
+        assert_eq!((r.prompts, r.prompt_tokens, r.completion_tokens), (3, 63, 300));
+        assert!((r.wall_s - 0.6).abs() < 1e-12);
+        assert_eq!((r.prefill_ms, r.tokens_per_step), (Some(1.0), Some(1.0)));
+        assert!((r.step_ms.unwrap() - 199.0 / 99.0).abs() < 1e-12);
+        let interval = r.interval.unwrap();
+        assert!(interval.low < 500.0 && 500.0 < interval.high, "{interval:?}");
+        let hashes = [0, 1, 2].map(|i| ppl::identity::token_sha256(&[i])).join("\n");
+        assert_eq!(r.trajectory, sha256_hex(hashes.as_bytes()));
+    }
+
+    #[test]
+    fn speculative_steps_yield_more_than_a_token() {
+        let mut run = run("spec", &[100.0, 100.0]);
+        run.samples.iter_mut().for_each(|s| s.step_ms = vec![3.0; 33]);
+        let r = RunResult::new(&run, &BootstrapOptions::default()).unwrap().unwrap();
+        assert_eq!((r.tokens_per_step, r.step_ms), (Some(3.0), Some(3.0)));
+    }
+
+    #[test]
+    fn a_run_of_one_or_no_prompt_has_no_interval() {
+        let one = record(&[200.0]).result.unwrap();
+        assert_eq!((one.tokens_per_s, one.interval), (500.0, None));
+        let mut none = run("plain", &[]);
+        (none.complete, none.failure) = (false, Some("request `p0`: no".into()));
+        let none = Record::measured(none, setup(), &BootstrapOptions::default()).unwrap();
+        assert_eq!((none.result, none.failure.as_deref()), (None, Some("request `p0`: no")));
+    }
+
+    #[test]
+    fn the_line_has_the_documented_fields_and_reads_back() {
+        let record = record(&[128.0, 256.0]);
+        let json = serde_json::to_string(&record).unwrap();
+        assert!(json.starts_with(r#"{"schema":1,"kind":"measured","time":"20"#), "{json}");
+        assert!(!json.contains('\n'));
+        let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(value["samples"][1]["wall_ms"], 256.0);
+        assert_eq!(value["prompts"], serde_json::json!({"name": "public.jsonl", "blake3": "11", "count": 160}));
+        assert_eq!(value["result"]["interval"]["method"], "bca");
+        let time: jiff::Timestamp = record.time.parse().unwrap();
+        assert!(time <= jiff::Timestamp::now());
+        let back: Record = serde_json::from_str(&json).unwrap();
+        assert_eq!((back.samples.len(), &back.target, back.seed), (2, &record.target, record.seed));
+    }
+
+    #[test]
+    fn kinds_are_spelled_out() {
+        let figure = Figure { kind: Kind::Projected, value: 2.0, source: "weights / bandwidth".into() };
+        let json = serde_json::to_value(&figure).unwrap();
+        assert_eq!(json["kind"], "projected");
+        assert!(serde_json::from_str::<Figure>(r#"{"value": 2, "source": "x"}"#).is_err(), "a figure without a kind");
+    }
+}
