@@ -87,11 +87,15 @@ pub fn plan(checkpoint: &Checkpoint, options: &DropLayersOptions) -> Result<Plan
     let block_rows: Vec<usize> = keep.iter().flat_map(|&l| l * ple..(l + 1) * ple).collect();
 
     let mut jobs = Vec::new();
+    let mut notes = Vec::new();
     let mut stripped = 0;
     for source in Source::all(checkpoint)? {
         let role = role_in(checkpoint, &source.name);
         if let Some(old) = role.layer() {
-            let Some(layer) = config.layers.get(old) else { continue };
+            let Some(layer) = config.layers.get(old) else {
+                notes.push(format!("`{}` belongs to no layer of the configuration and was left out", source.name));
+                continue;
+            };
             if options.strip_inert_kv && layer.kv_source.is_some() && role.is_kv() {
                 stripped += usize::from(new_index(old).is_some());
                 continue;
@@ -133,7 +137,6 @@ pub fn plan(checkpoint: &Checkpoint, options: &DropLayersOptions) -> Result<Plan
         "layers": options.layers.iter().collect::<BTreeSet<_>>(),
         "strip_inert_kv": options.strip_inert_kv,
     });
-    let mut notes = Vec::new();
     if stripped > 0 {
         notes.push(format!("{stripped} tensors of keys and values that no layer reads were left out"));
     }

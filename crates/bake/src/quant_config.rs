@@ -18,10 +18,10 @@ pub type Strategies = BTreeMap<Linear, Strategy>;
 ///
 /// `group_0` targets every `Linear` with the `body` strategy; linears that differ from it are named by patterns, which the
 /// library prefers over class names: `group_0_channel` for those whose input width the group does not divide,
-/// `group_0_lmhead` for an untied head. `ignore` lists the modules that stay dense.
+/// `group_0_lmhead` for an untied head. The patterns come first: a class name before them makes the library warn that they
+/// match nothing. `ignore` lists the modules that stay dense.
 pub fn build(body: Strategy, strategies: &Strategies, ignore: &[String]) -> Value {
     let mut groups = Map::new();
-    groups.insert("group_0".into(), group(vec!["Linear".into()], body));
     let differing: Vec<Linear> =
         strategies.iter().filter(|&(&l, &s)| l != Linear::Head && s != body).map(|(&l, _)| l).collect();
     if !differing.is_empty() {
@@ -30,6 +30,7 @@ pub fn build(body: Strategy, strategies: &Strategies, ignore: &[String]) -> Valu
     if let Some(&head) = strategies.get(&Linear::Head) {
         groups.insert("group_0_lmhead".into(), group(vec!["re:.*lm_head$".into()], head));
     }
+    groups.insert("group_0".into(), group(vec!["Linear".into()], body));
     json!({
         "config_groups": groups,
         "format": "pack-quantized",
