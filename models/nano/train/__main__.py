@@ -116,12 +116,12 @@ def main():
         # imported only now, so that --help needs no packages
         module = importlib.import_module(f".{MODULES.get(step, step)}", __package__)
     except ModuleNotFoundError as error:
-        print(f"error: {error}: run `pip install -r requirements.txt` first", file=sys.stderr)
+        print(f"error: {error}: run `pip install -r train/requirements.txt` first", file=sys.stderr)
         return 2
     from .files import CheckFailure, InputError
     try:
         getattr(module, step)(**options)
-    except InputError as error:
+    except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except CheckFailure as error:

@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from .config import FULL, SLIDING, Config
-from .files import need, write_json
+from .files import load_weights, write_json
 from .layers import Layer, Weight, linear, norm, rms, rope_table
 from .tokenizer import BOS, EOS, ENDTURN, PAD
 
@@ -152,8 +152,4 @@ def save_drafter(drafter, target_config, folder):
 
 def load_drafter(out, target_config):
     """The published drafter, its bf16 weights computed with in fp32, frozen."""
-    weights = load_file(need(Path(out) / "assistant/model.safetensors", "draft"))
-    drafter = Drafter(target_config)
-    drafter.load_state_dict({name: value if value.dtype == torch.long else value.float()
-                             for name, value in weights.items()})
-    return drafter.requires_grad_(False).eval()
+    return load_weights(Drafter(target_config), Path(out) / "assistant/model.safetensors", "draft")

@@ -126,16 +126,18 @@ def evaluate(work, out, part, prompts, more, limit, threads, records=None, most_
     prompts = Path(prompts) if prompts else work / "prompts"
     torch.set_num_threads(threads)
     target = load_target(out)
+    if part in ("all", "drafter"):  # read first: the figures of the target take minutes
+        tokenizer = load_tokenizer(out / "tokenizer.json", "export")
+        drafter = load_drafter(out, target.config)
+        files = {name: read_jsonl(file)[:limit] for name, file in prompt_files(prompts, more).items()}
     path = work / "eval.json"
     result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if part in ("all", "target"):
         result["target"] = evaluate_target(target, work, prompts, records, most_removed)
     if part in ("all", "drafter"):
-        tokenizer = load_tokenizer(out / "tokenizer.json", "export")
-        drafter = load_drafter(out, target.config)
         result["drafter"] = {}
-        for name, file in prompt_files(prompts, more).items():
-            figures = evaluate_drafter(target, drafter, read_jsonl(file)[:limit], tokenizer)
+        for name, chosen in files.items():
+            figures = evaluate_drafter(target, drafter, chosen, tokenizer)
             result["drafter"][name] = figures
             print(name, json.dumps({key: value for key, value in figures.items() if key != "samples"}), flush=True)
     write_json(path, result, indent=1)

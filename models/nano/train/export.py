@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from .config import Config
-from .files import need, write_json
+from .files import load_weights, need, write_json
 from .model import Target
 from .tokenizer import BOS, CHAT_TEMPLATE, EOS, ENDTURN, PAD, TOKENIZER_CONFIG
 
@@ -61,7 +61,5 @@ def load_target(out):
     """The exported target, its bf16 weights computed with in fp32, frozen."""
     out = Path(out)
     text_config = json.loads(need(out / "config.json", "export").read_text(encoding="utf-8"))["text_config"]
-    weights = load_file(need(out / "model.safetensors", "export"))
     target = Target(Config(intermediate_size=text_config["intermediate_size"]))
-    target.load_state_dict({name.replace(PREFIX, "model.", 1): value.float() for name, value in weights.items()})
-    return target.requires_grad_(False).eval()
+    return load_weights(target, out / "model.safetensors", "export", (PREFIX, "model."))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 SPLITS = ("train", "ppl", "public", "heldout", "reserved")
 
@@ -59,6 +61,22 @@ def read_jsonl(path, step="prepare"):
             except ValueError as error:
                 raise InputError(f"{path}, line {number} is not JSON: {error}") from None
     return records
+
+
+def load_weights(model, path, step, prefix=("", "")):
+    """Fill `model` with the weights in `path` and freeze it: bf16 weights, computed with in fp32; integers stay.
+
+    `prefix` is how names begin in the file and in the model.
+    """
+    try:
+        weights = load_file(need(path, step))
+        model.load_state_dict({name.replace(*prefix, 1): value if value.dtype == torch.long else value.float()
+                               for name, value in weights.items()})
+    except (SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path} does not hold the weights of this model ({reason}): "
+                         f"run `python -m train {COMMANDS[step]}` first") from None
+    return model.requires_grad_(False).eval()
 
 
 def save_sequences(path, sequences):

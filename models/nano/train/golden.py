@@ -29,7 +29,8 @@ def missing_transformers():
     try:
         from transformers import Gemma4AssistantForCausalLM, Gemma4ForConditionalGeneration  # noqa: F401
     except ImportError as error:
-        return f"transformers with Gemma 4 and its assistant cannot be imported ({error}); see requirements.txt"
+        return (f"transformers with Gemma 4 and its assistant cannot be imported ({error}): "
+                "run `pip install -r train/requirements.txt` first")
     return None
 
 
