@@ -61,3 +61,30 @@ fn bakes_run_in_bounded_memory() {
     print!("{report}");
     assert!(peak_rss() < 300 << 20, "peak RSS {} bytes", peak_rss());
 }
+
+/// Time this thread has spent on a core, in seconds: other processes do not count.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    stat.split_whitespace().next().unwrap().parse::<f64>().unwrap() / 1e9
+}
+
+#[test]
+#[ignore = "measures"]
+fn rounding_to_nearest_per_core() {
+    use bake::quant::{self, Arithmetic};
+    use half::bf16;
+    let inputs = 2560;
+    let row: Vec<f32> = (0..inputs).map(|i| bf16::from_f32((i as f32 * 12.9898).sin()).to_f32()).collect();
+    let (mut nibbles, mut words) = (vec![0; inputs], vec![0; inputs / 8]);
+    let mut scales = vec![bf16::ZERO; inputs / 128];
+    for arithmetic in [Arithmetic::Bf16, Arithmetic::F32] {
+        let (start, rows) = (cpu_seconds(), 40_000);
+        for _ in 0..rows {
+            quant::quantise_row(std::hint::black_box(&row), 128, arithmetic, &mut nibbles, &mut scales).unwrap();
+            quant::pack_row(&nibbles, &mut words);
+            std::hint::black_box((&words, &scales));
+        }
+        let seconds = cpu_seconds() - start;
+        println!("{arithmetic:?}: {:.0} M weights/s a core", (rows * inputs) as f64 / 1e6 / seconds);
+    }
+}
