@@ -35,9 +35,13 @@ impl Staging {
         }
         let replace = target.symlink_metadata().is_ok();
         if replace {
-            let same = |p: &Path| p.canonicalize().ok() == target.canonicalize().ok();
-            if parent.is_some_and(same) {
-                return Err(bad("it is the checkpoint being read; choose another name".into()));
+            // Equal to the target or inside it: replacing the target would delete what is being read.
+            let within = |p: &Path| match (p.canonicalize(), target.canonicalize()) {
+                (Ok(p), Ok(t)) => p.starts_with(t),
+                _ => false,
+            };
+            if parent.is_some_and(within) {
+                return Err(bad("it is or holds the checkpoint being read; choose another name".into()));
             }
             if !force {
                 return Err(Error::TargetExists { path: target.to_path_buf() });
@@ -184,6 +188,9 @@ mod tests {
         fs::write(out.join("old"), "").unwrap();
         assert!(matches!(Staging::new(&out, false, None), Err(Error::TargetExists { .. })));
         assert!(matches!(Staging::new(&out, true, Some(&out)), Err(Error::Target { .. })), "the parent itself");
+        fs::create_dir(out.join("assistant")).unwrap();
+        let inside = Staging::new(&out, true, Some(&out.join("assistant")));
+        assert!(matches!(inside, Err(Error::Target { .. })), "a parent inside the target");
         let staging = Staging::new(&out, true, None).unwrap();
         staging.write("new", b"").unwrap();
         staging.finish().unwrap();

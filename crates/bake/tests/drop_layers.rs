@@ -6,8 +6,9 @@ use std::path::Path;
 
 use bake::drop_layers::{self, DropLayersOptions};
 use bake::quantize::{self, QuantizeOptions};
-use bake::{Error, Strategy, inspect};
+use bake::{Error, Strategy, check, inspect};
 use common::*;
+use runtime::config::LayerKind;
 use serde_json::json;
 
 fn options(layers: &[usize], strip_inert_kv: bool) -> DropLayersOptions {
@@ -109,31 +110,43 @@ fn illegal_removals_say_why() {
     assert!(names_in(tmp.path()) == ["out"]);
 }
 
-/// The shape of the real model: osoi5's numbers follow from dropping three layers below and two in the shared region.
-#[test]
-fn osoi5_follows_from_e4b() {
-    let layers: Vec<&str> = (0..42).map(|l| if l % 6 == 5 { "full_attention" } else { "sliding_attention" }).collect();
+/// The real model's configuration with these kinds of layers.
+fn e4b(kinds: &[&str], shared: usize) -> runtime::config::ModelConfig {
     let config = json!({
         "model_type": "gemma4",
         "tie_word_embeddings": true,
         "text_config": {
             "model_type": "gemma4_text", "hidden_size": 2560, "intermediate_size": 10240, "num_attention_heads": 8,
             "num_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512, "hidden_size_per_layer_input": 256,
-            "vocab_size": 262_144, "sliding_window": 512, "num_hidden_layers": 42, "num_kv_shared_layers": 18,
-            "layer_types": layers,
+            "vocab_size": 262_144, "sliding_window": 512, "num_hidden_layers": kinds.len(),
+            "num_kv_shared_layers": shared, "layer_types": kinds,
             "rope_parameters": {
                 "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
         },
     });
-    let config = runtime::config::ModelConfig::from_json(&config, Path::new("config.json")).unwrap();
+    runtime::config::ModelConfig::from_json(&config, Path::new("config.json")).unwrap()
+}
+
+/// The shape of the real model: osoi5's layers, sources and bytes follow from dropping three layers below and two in the
+/// shared region.
+#[test]
+fn osoi5_follows_from_e4b() {
+    let kinds: Vec<&str> = (0..42).map(|l| if l % 6 == 5 { "full_attention" } else { "sliding_attention" }).collect();
+    let config = e4b(&kinds, 18);
     let keep = drop_layers::survivors(&config, &[2, 3, 4, 36, 37]).unwrap();
-    let full: Vec<usize> =
-        (0..keep.len()).filter(|&l| config.layers[keep[l]].kind == runtime::config::LayerKind::Full).collect();
-    assert_eq!(full, [2, 8, 14, 20, 26, 32, 36]);
-    assert_eq!(keep.iter().filter(|&&l| l >= config.first_kv_shared()).count(), 16);
+    let shared = keep.iter().filter(|&&l| l >= config.first_kv_shared()).count();
+    assert_eq!(shared, 16);
     assert!(drop_layers::survivors(&config, &[41]).is_err());
+
+    let osoi5 = e4b(&keep.iter().map(|&l| kinds[l]).collect::<Vec<_>>(), shared);
+    let full: Vec<usize> = (0..37).filter(|&l| osoi5.layers[l].kind == LayerKind::Full).collect();
+    assert_eq!(full, [2, 8, 14, 20, 26, 32, 36]);
+    assert_eq!((osoi5.layers[22].kv_source, osoi5.layers[36].kv_source), (Some(19), Some(20)));
+    let body = check::linears(&osoi5, None).into_iter().filter(|(l, _)| !l.is_ple());
+    let bytes: usize = body.map(|(_, [out, inputs])| out * inputs / 2 + out * inputs / 128 * 2).sum();
+    assert_eq!(format!("{:.2}", bytes as f64 / 1e6), "1772.05", "as measured from the served file");
 }
 
 #[test]
