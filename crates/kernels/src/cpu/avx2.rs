@@ -1,8 +1,10 @@
 //! The kernels with AVX2 and FMA. The order of every sum is that of [`super::portable`]; only the multiply-adds are fused.
 //!
-//! Two shapes of one computation. Up to [`NARROW`] rows of activations (decode), a weight vector is expanded in a register and
-//! used for all rows at once: the weights are read and expanded once whatever M is. Above it (prefill), a tile of weights is
-//! expanded into the L1 cache and reused over blocks of rows. Both fold k alike, so a row has the same bits in both.
+//! Three shapes of one computation, which all fold k alike, so that a row has the same bits in each:
+//! - up to [`NARROW`] rows of activations (decode), several weight rows are expanded in registers side by side;
+//! - up to [`MEDIUM`] rows (verify), a weight vector is expanded in a register and meets a panel of eight rows at once, segment by
+//!   segment, so that the panel stays in the L1 cache;
+//! - above (prefill), a tile of weights is expanded into the L1 cache once and meets all panels.
 
 // Register tiles are indexed by row and column; iterators would hide which accumulator is meant.
 #![allow(clippy::needless_range_loop)]
@@ -12,12 +14,21 @@ use std::arch::x86_64::*;
 use super::{Data, LANES, MatrixView, fold_lanes, matrix};
 use crate::SEGMENT;
 
-/// Most rows that the register kernel takes: one accumulator each, with room for the weights among 16 registers.
-const NARROW: usize = 8;
-/// Weight rows of a tile of the wide kernel.
-const TILE_ROWS: usize = 2;
-/// Activation rows that share one expansion of a tile.
-const BLOCK: usize = 64;
+/// Most rows that the register kernel takes: its accumulators must fit the 16 registers beside the weights.
+const NARROW: usize = 4;
+/// Most rows that the panel kernel takes: one panel. Expanding the weights again for a second one costs more than the detour
+/// through the cache.
+const MEDIUM: usize = 8;
+/// Weight rows that meet a panel while it is in the L1 cache.
+const MEDIUM_ROWS: usize = 8;
+/// Activation rows of a panel of the tile kernel, and weight rows that meet it at a time: twelve accumulators, fed by seven
+/// loads.
+const WIDE_PANEL: usize = 4;
+const MICRO_ROWS: usize = 3;
+/// Weight rows of an expanded tile: each panel that is brought into the L1 cache meets all of them.
+const TILE_ROWS: usize = 2 * MICRO_ROWS;
+/// Vectors of a segment.
+const SEGMENT_VECTORS: usize = SEGMENT / LANES;
 
 /// A weight format: how eight consecutive weights of a row become a vector of f32.
 ///
@@ -91,91 +102,66 @@ struct Int4 {
 }
 
 impl Format for Int4 {
-    type Scale = __m256;
+    /// s and -8 s.
+    type Scale = (__m256, __m256);
     #[inline(always)]
     fn run_end(&self, k: usize, limit: usize) -> usize {
         limit.min((k / self.group + 1).saturating_mul(self.group))
     }
     #[inline(always)]
-    unsafe fn scale(&self, n: usize, k: usize) -> __m256 {
+    unsafe fn scale(&self, n: usize, k: usize) -> (__m256, __m256) {
         // SAFETY: `Matrix::new` checked that there are `row_scales` bf16 a row.
         unsafe {
             let bytes: [u8; 2] = self.scales.add((n * self.row_scales + k / self.group) * 2).cast::<[u8; 2]>().read();
-            _mm256_set1_ps(matrix::bf16(bytes))
+            let s = matrix::bf16(bytes);
+            (_mm256_set1_ps(s), _mm256_set1_ps(-8.0 * s))
         }
     }
     #[inline(always)]
-    unsafe fn load(&self, n: usize, k: usize, scale: __m256) -> __m256 {
+    unsafe fn load(&self, n: usize, k: usize, scale: Self::Scale) -> __m256 {
         // SAFETY: k is a multiple of 8, so this is the word k / 8 of the row, which `Matrix::new` checked to exist.
         unsafe {
-            let word = self.packed.add(n * self.row_bytes + k / 2).cast::<u32>().read_unaligned();
-            // Flipping bit 3 turns offset binary into two's complement; nibble i then moves to the top of lane i and comes
-            // back down with its sign.
-            let words = _mm256_set1_epi32((word ^ 0x8888_8888) as i32);
-            let top = _mm256_sllv_epi32(words, _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0));
-            _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_srai_epi32::<28>(top)), scale)
+            let word = self.packed.add(n * self.row_bytes + k / 2).cast::<i32>().read_unaligned();
+            let nibbles = _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+            let values = _mm256_cvtepi32_ps(_mm256_and_si256(nibbles, _mm256_set1_epi32(15)));
+            // (n - 8) * s as n * s - 8 * s, rounded once. The result has at most 12 significant bits, so nothing is rounded.
+            _mm256_fmadd_ps(values, scale.0, scale.1)
         }
     }
 }
 
-/// See [`super::portable::weight_rows`]: the same contract.
-///
-/// # Safety
-/// The processor has AVX2 and FMA. `out` holds whole weight rows within the matrix, and `x` is `[m_rows, cols]`.
-#[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn weight_rows(w: &MatrixView, begin: usize, x: &[f32], m_rows: usize, out: &mut [f32]) {
-    let cols = w.cols();
-    debug_assert_eq!(x.len(), m_rows * cols);
-    debug_assert!(begin + out.len() / m_rows <= w.rows());
-    // SAFETY: the pointers come from slices whose lengths `Matrix::new` checked against the shape.
-    unsafe {
-        match w.data() {
-            Data::F32(data) => all_rows(F32 { data: data.as_ptr(), cols }, w, begin, x, m_rows, out),
-            Data::Bf16(data) => all_rows(Bf16 { data: data.as_ptr(), cols }, w, begin, x, m_rows, out),
-            Data::Int4 { packed, scales, group } => {
-                let format = Int4 {
-                    packed: packed.as_ptr(),
-                    scales: scales.as_ptr(),
-                    row_bytes: cols.div_ceil(8) * 4,
-                    row_scales: cols.div_ceil(group),
-                    group,
-                };
-                all_rows(format, w, begin, x, m_rows, out);
-            }
-        }
-    }
+/// Activations as the kernels read them.
+pub(super) enum Activations<'a> {
+    /// `[M, cols]` as they are, M at most [`NARROW`].
+    Rows(Rows<'a>),
+    /// Packed in panels of [`MEDIUM`].
+    Medium(Panels),
+    /// Packed in panels of [`WIDE_PANEL`].
+    Wide(Panels),
 }
 
-#[target_feature(enable = "avx2,fma")]
-unsafe fn all_rows<F: Format>(f: F, w: &MatrixView, begin: usize, x: &[f32], m_rows: usize, out: &mut [f32]) {
-    let x = Activations { data: x, cols: w.cols() };
-    // SAFETY: handed on from `weight_rows`. Few rows of activations leave registers free, so several weight rows run side by
-    // side there to hide the latency of the multiply-adds.
-    unsafe {
+impl<'a> Activations<'a> {
+    /// Packs `x` `[m_rows, cols]` where that pays.
+    pub(super) fn new(x: &'a [f32], m_rows: usize, cols: usize) -> Activations<'a> {
         match m_rows {
-            1 => narrow_rows::<F, 4, 1>(f, w, begin, x, out),
-            2 => narrow_rows::<F, 4, 2>(f, w, begin, x, out),
-            3 => narrow_rows::<F, 2, 3>(f, w, begin, x, out),
-            4 => narrow_rows::<F, 2, 4>(f, w, begin, x, out),
-            5 => narrow_rows::<F, 1, 5>(f, w, begin, x, out),
-            6 => narrow_rows::<F, 1, 6>(f, w, begin, x, out),
-            7 => narrow_rows::<F, 1, 7>(f, w, begin, x, out),
-            NARROW => narrow_rows::<F, 1, NARROW>(f, w, begin, x, out),
-            _ => wide_rows(f, w, begin, x, m_rows, out),
+            0..=NARROW => Activations::Rows(Rows { data: x, cols, count: m_rows }),
+            ..=MEDIUM => Activations::Medium(Panels::new(x, m_rows, cols, MEDIUM)),
+            _ => Activations::Wide(Panels::new(x, m_rows, cols, WIDE_PANEL)),
         }
     }
 }
 
-/// Activations `[M, cols]`.
+/// Activation rows as they are.
 #[derive(Clone, Copy)]
-struct Activations<'a> {
+pub(super) struct Rows<'a> {
     data: &'a [f32],
     cols: usize,
+    count: usize,
 }
 
-impl Activations<'_> {
+impl Rows<'_> {
     /// # Safety
-    /// `m < M` and `k + 8 <= cols`.
+    /// `m < count` and `k + 8 <= cols`.
     #[inline(always)]
     unsafe fn load(&self, m: usize, k: usize) -> __m256 {
         // SAFETY: inside the slice by the caller's word; the load is unaligned.
@@ -189,6 +175,83 @@ impl Activations<'_> {
         let mut out = [0.0; LANES];
         out[..len].copy_from_slice(&row[self.cols - len..]);
         out
+    }
+}
+
+/// Activations in the order in which the tile kernel reads them: segment by segment, within it panel by panel, within that
+/// vector by vector the panel's rows side by side. Rows of a model's activations lie a power of two apart and would evict
+/// each other from the cache; here they are one stream. The last vector of k is filled up with zeros, as everywhere.
+pub(super) struct Panels {
+    /// Vectors, not arrays, for their alignment: a load that straddles two cache lines costs two.
+    data: Vec<__m256>,
+    m_rows: usize,
+    /// Vectors of k.
+    vectors: usize,
+}
+
+impl Panels {
+    fn new(x: &[f32], m_rows: usize, cols: usize, panel_rows: usize) -> Panels {
+        let vectors = cols.div_ceil(LANES);
+        let mut data = Vec::with_capacity(m_rows * vectors);
+        for segment in (0..vectors).step_by(SEGMENT_VECTORS) {
+            for panel in (0..m_rows).step_by(panel_rows) {
+                for v in segment..(segment + SEGMENT_VECTORS).min(vectors) {
+                    for m in panel..(panel + panel_rows).min(m_rows) {
+                        let row = &x[m * cols..][..cols];
+                        let values = &row[v * LANES..cols.min((v + 1) * LANES)];
+                        let mut vector = [0.0; LANES];
+                        vector[..values.len()].copy_from_slice(values);
+                        data.push(to_vector(vector));
+                    }
+                }
+            }
+        }
+        Panels { data, m_rows, vectors }
+    }
+}
+
+/// See [`super::portable::weight_rows`]: the same contract.
+///
+/// # Safety
+/// The processor has AVX2 and FMA. `out` holds whole weight rows within the matrix, and `x` has the matrix's columns.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn weight_rows(w: &MatrixView, begin: usize, x: &Activations, m_rows: usize, out: &mut [f32]) {
+    let cols = w.cols();
+    debug_assert!(begin + out.len() / m_rows <= w.rows());
+    // SAFETY: the pointers come from slices whose lengths `Matrix::new` checked against the shape.
+    unsafe {
+        match w.data() {
+            Data::F32(data) => all_rows(F32 { data: data.as_ptr(), cols }, w, begin, x, out),
+            Data::Bf16(data) => all_rows(Bf16 { data: data.as_ptr(), cols }, w, begin, x, out),
+            Data::Int4 { packed, scales, group } => {
+                let format = Int4 {
+                    packed: packed.as_ptr(),
+                    scales: scales.as_ptr(),
+                    row_bytes: cols.div_ceil(8) * 4,
+                    row_scales: cols.div_ceil(group),
+                    group,
+                };
+                all_rows(format, w, begin, x, out);
+            }
+        }
+    }
+}
+
+#[target_feature(enable = "avx2,fma")]
+unsafe fn all_rows<F: Format>(f: F, w: &MatrixView, begin: usize, x: &Activations, out: &mut [f32]) {
+    // SAFETY: handed on from `weight_rows`. Few rows of activations leave registers free, so several weight rows run side by
+    // side there to hide the latency of the multiply-adds.
+    unsafe {
+        match x {
+            Activations::Medium(panels) => medium_rows(f, w, begin, panels, out),
+            Activations::Wide(panels) => wide_rows(f, w, begin, panels, out),
+            Activations::Rows(rows) => match rows.count {
+                1 => narrow_rows::<F, 4, 1>(f, w, begin, *rows, out),
+                2 => narrow_rows::<F, 4, 2>(f, w, begin, *rows, out),
+                3 => narrow_rows::<F, 2, 3>(f, w, begin, *rows, out),
+                _ => narrow_rows::<F, 2, NARROW>(f, w, begin, *rows, out),
+            },
+        }
     }
 }
 
@@ -206,7 +269,7 @@ unsafe fn narrow_rows<F: Format, const NR: usize, const MR: usize>(
     f: F,
     w: &MatrixView,
     begin: usize,
-    x: Activations,
+    x: Rows,
     out: &mut [f32],
 ) {
     let rows = out.len() / MR;
@@ -228,7 +291,7 @@ unsafe fn narrow<F: Format, const NR: usize, const MR: usize>(
     f: F,
     w: &MatrixView,
     n: usize,
-    x: Activations,
+    x: Rows,
     out: &mut [f32],
 ) {
     let cols = w.cols();
@@ -243,9 +306,17 @@ unsafe fn narrow<F: Format, const NR: usize, const MR: usize>(
             let run_end = f.run_end(k, whole_end);
             // SAFETY: n + r < rows and k + 8 <= whole <= cols.
             unsafe {
-                let scales: [F::Scale; NR] = std::array::from_fn(|r| f.scale(n + r, k));
+                // Arrays are filled by loops, not by closures: a closure handed to a library function is compiled without this
+                // function's target features and would not be inlined.
+                let mut scales = [f.scale(n, k); NR];
+                for r in 1..NR {
+                    scales[r] = f.scale(n + r, k);
+                }
                 while k < run_end {
-                    let xs: [__m256; MR] = std::array::from_fn(|m| x.load(m, k));
+                    let mut xs = [_mm256_setzero_ps(); MR];
+                    for m in 0..MR {
+                        xs[m] = x.load(m, k);
+                    }
                     for r in 0..NR {
                         let weights = f.load(n + r, k, scales[r]);
                         for m in 0..MR {
@@ -277,124 +348,174 @@ unsafe fn narrow<F: Format, const NR: usize, const MR: usize>(
     }
 }
 
-/// Many activation rows: blocks of [`BLOCK`] share each expanded tile.
+/// Some activation rows (5 to [`MEDIUM`]): each segment of them meets [`MEDIUM_ROWS`] weight rows.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn wide_rows<F: Format>(f: F, w: &MatrixView, begin: usize, x: Activations, m_rows: usize, out: &mut [f32]) {
-    let rows = out.len() / m_rows;
-    let cols = w.cols();
-    let whole = cols - cols % LANES;
-    let mut totals = [[_mm256_setzero_ps(); TILE_ROWS]; BLOCK];
-    for i in (0..rows).step_by(TILE_ROWS) {
-        let tile_rows = TILE_ROWS.min(rows - i);
-        for block in (0..m_rows).step_by(BLOCK) {
-            let block_rows = BLOCK.min(m_rows - block);
-            totals[..block_rows].fill([_mm256_setzero_ps(); TILE_ROWS]);
-            for segment in (0..cols).step_by(SEGMENT) {
-                let end = (segment + SEGMENT).min(cols);
-                let mut tile = [[_mm256_setzero_ps(); SEGMENT / LANES]; TILE_ROWS];
-                // SAFETY: begin + i + r < rows; k + 8 <= whole <= cols.
+unsafe fn medium_rows<F: Format>(f: F, w: &MatrixView, begin: usize, x: &Panels, out: &mut [f32]) {
+    let m_rows = x.m_rows;
+    let mut totals = [[_mm256_setzero_ps(); MEDIUM]; MEDIUM_ROWS];
+    for (i, out) in out.chunks_mut(MEDIUM_ROWS * m_rows).enumerate() {
+        let first = begin + i * MEDIUM_ROWS;
+        totals.fill([_mm256_setzero_ps(); MEDIUM]);
+        let mut packed = &x.data[..];
+        for segment in (0..x.vectors).step_by(SEGMENT_VECTORS) {
+            let vectors = SEGMENT_VECTORS.min(x.vectors - segment);
+            let (panel, after) = packed.split_at(vectors * m_rows);
+            packed = after;
+            for (r, totals) in totals[..out.len() / m_rows].iter_mut().enumerate() {
+                let (n, k) = (first + r, segment * LANES);
+                // SAFETY: n is a row of the matrix, by the caller's word about `out`.
                 unsafe {
-                    for (r, tile) in tile[..tile_rows].iter_mut().enumerate() {
-                        expand_segment(f, w, begin + i + r, segment..end, whole, tile);
+                    match m_rows {
+                        5 => panel_row::<F, 5>(f, w, n, k, panel, totals),
+                        6 => panel_row::<F, 6>(f, w, n, k, panel, totals),
+                        7 => panel_row::<F, 7>(f, w, n, k, panel, totals),
+                        _ => panel_row::<F, MEDIUM>(f, w, n, k, panel, totals),
                     }
-                    multiply_tile(&tile, x, block, segment, end.min(whole), end > whole, &mut totals[..block_rows]);
                 }
             }
-            for r in 0..tile_rows {
-                for m in 0..block_rows {
-                    out[(i + r) * m_rows + block + m] = fold_lanes(to_array(totals[m][r]));
-                }
+        }
+        for (out, totals) in out.chunks_exact_mut(m_rows).zip(&totals) {
+            for (out, total) in out.iter_mut().zip(totals) {
+                *out = fold_lanes(to_array(*total));
             }
         }
     }
 }
 
-/// Expands one segment of one weight row.
+/// Adds the products of the segment of weight row `n` that begins at input `begin` and a panel to the totals.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn expand_segment<F: Format>(
+unsafe fn panel_row<F: Format, const MR: usize>(
     f: F,
     w: &MatrixView,
     n: usize,
-    segment: std::ops::Range<usize>,
-    whole: usize,
-    tile: &mut [__m256; SEGMENT / LANES],
+    begin: usize,
+    panel: &[__m256],
+    totals: &mut [__m256; MEDIUM],
 ) {
-    let whole_end = segment.end.min(whole);
-    let mut k = segment.start;
+    let (panel, whole) = (panel.as_chunks::<MR>().0, w.cols() - w.cols() % LANES);
+    let end = (begin + SEGMENT).min(w.cols());
+    let whole_end = end.min(whole);
+    let mut sums = [_mm256_setzero_ps(); MR];
+    let mut k = begin;
+    while k < whole_end {
+        let run_end = f.run_end(k, whole_end);
+        // SAFETY: the caller guarantees n < rows; k + 8 <= whole <= cols.
+        let scale = unsafe { f.scale(n, k) };
+        for xs in &panel[(k - begin) / LANES..(run_end - begin) / LANES] {
+            // SAFETY: as above.
+            let weights = unsafe { f.load(n, k, scale) };
+            for m in 0..MR {
+                sums[m] = _mm256_fmadd_ps(weights, xs[m], sums[m]);
+            }
+            k += LANES;
+        }
+    }
+    if end > whole {
+        let weights = to_vector(weight_tail(w, n));
+        for m in 0..MR {
+            sums[m] = _mm256_fmadd_ps(weights, panel[(whole - begin) / LANES][m], sums[m]);
+        }
+    }
+    for (total, sum) in totals.iter_mut().zip(sums) {
+        *total = _mm256_add_ps(*total, sum);
+    }
+}
+
+/// A tile: one segment of [`TILE_ROWS`] weight rows, expanded; vector v of row r at `[v][r]`.
+type Tile = [[__m256; TILE_ROWS]; SEGMENT_VECTORS];
+
+/// Many activation rows: each tile of weights is expanded once and meets every panel.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn wide_rows<F: Format>(f: F, w: &MatrixView, begin: usize, x: &Panels, out: &mut [f32]) {
+    let (m_rows, rows) = (x.m_rows, out.len() / x.m_rows);
+    let mut totals = vec![[_mm256_setzero_ps(); TILE_ROWS]; m_rows];
+    for i in (0..rows).step_by(TILE_ROWS) {
+        let tile_rows = TILE_ROWS.min(rows - i);
+        totals.fill([_mm256_setzero_ps(); TILE_ROWS]);
+        let mut tile: Tile = [[_mm256_setzero_ps(); TILE_ROWS]; SEGMENT_VECTORS];
+        let mut packed = &x.data[..];
+        for segment in (0..x.vectors).step_by(SEGMENT_VECTORS) {
+            let vectors = SEGMENT_VECTORS.min(x.vectors - segment);
+            for r in 0..tile_rows {
+                // SAFETY: begin + i + r < rows of the matrix.
+                unsafe { expand_segment(f, w, begin + i + r, segment * LANES, r, &mut tile) };
+            }
+            let (panels, rest) = totals.as_chunks_mut::<WIDE_PANEL>();
+            for totals in panels {
+                let (panel, after) = packed.split_at(vectors * WIDE_PANEL);
+                multiply_panel::<WIDE_PANEL>(&tile, panel.as_chunks().0, totals);
+                packed = after;
+            }
+            let (panel, after) = packed.split_at(vectors * rest.len());
+            match rest {
+                [a, b, c] => multiply_split::<3>(&tile, panel, [a, b, c]),
+                [a, b] => multiply_split::<2>(&tile, panel, [a, b]),
+                [a] => multiply_split::<1>(&tile, panel, [a]),
+                _ => {}
+            }
+            packed = after;
+        }
+        for r in 0..tile_rows {
+            for m in 0..m_rows {
+                out[(i + r) * m_rows + m] = fold_lanes(to_array(totals[m][r]));
+            }
+        }
+    }
+}
+
+/// Expands the segment that begins at input `begin` of weight row `n` into row `r` of the tile.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn expand_segment<F: Format>(f: F, w: &MatrixView, n: usize, begin: usize, r: usize, tile: &mut Tile) {
+    let whole = w.cols() - w.cols() % LANES;
+    let end = (begin + SEGMENT).min(w.cols());
+    let whole_end = end.min(whole);
+    let mut k = begin;
     while k < whole_end {
         let run_end = f.run_end(k, whole_end);
         // SAFETY: the caller guarantees n < rows; k + 8 <= whole <= cols.
         unsafe {
             let scale = f.scale(n, k);
             while k < run_end {
-                tile[(k - segment.start) / LANES] = f.load(n, k, scale);
+                tile[(k - begin) / LANES][r] = f.load(n, k, scale);
                 k += LANES;
             }
         }
     }
-    if segment.end > whole {
-        tile[(whole - segment.start) / LANES] = to_vector(weight_tail(w, n));
+    if end > whole {
+        tile[(whole - begin) / LANES][r] = to_vector(weight_tail(w, n));
     }
 }
 
-/// Adds one segment's products to the totals of a block of rows, four rows at a time.
+/// The last panel, with fewer rows than the others.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn multiply_tile(
-    tile: &[[__m256; SEGMENT / LANES]; TILE_ROWS],
-    x: Activations,
-    first_row: usize,
-    segment: usize,
-    whole_end: usize,
-    tail: bool,
-    totals: &mut [[__m256; TILE_ROWS]],
-) {
-    const STEP: usize = 4;
-    // SAFETY: rows first_row .. first_row + totals.len() exist, and k + 8 <= whole_end <= cols.
-    unsafe {
-        let (fours, rest) = totals.as_chunks_mut::<STEP>();
-        for (i, totals) in fours.iter_mut().enumerate() {
-            multiply_rows::<STEP>(tile, x, first_row + i * STEP, segment, whole_end, tail, totals);
-        }
-        let done = fours.len() * STEP;
-        for (i, totals) in rest.as_chunks_mut::<1>().0.iter_mut().enumerate() {
-            multiply_rows::<1>(tile, x, first_row + done + i, segment, whole_end, tail, totals);
-        }
-    }
-}
-
-#[target_feature(enable = "avx2,fma")]
-unsafe fn multiply_rows<const MR: usize>(
-    tile: &[[__m256; SEGMENT / LANES]; TILE_ROWS],
-    x: Activations,
-    row: usize,
-    segment: usize,
-    whole_end: usize,
-    tail: bool,
-    totals: &mut [[__m256; TILE_ROWS]; MR],
-) {
-    let mut sums = [[_mm256_setzero_ps(); TILE_ROWS]; MR];
-    for k in (segment..whole_end.max(segment)).step_by(LANES) {
-        let j = (k - segment) / LANES;
-        for m in 0..MR {
-            // SAFETY: the caller guarantees the row and the column.
-            let xs = unsafe { x.load(row + m, k) };
-            for r in 0..TILE_ROWS {
-                sums[m][r] = _mm256_fmadd_ps(tile[r][j], xs, sums[m][r]);
-            }
-        }
-    }
-    if tail {
-        let j = (whole_end.max(segment) - segment) / LANES;
-        for m in 0..MR {
-            let xs = to_vector(x.tail(row + m));
-            for r in 0..TILE_ROWS {
-                sums[m][r] = _mm256_fmadd_ps(tile[r][j], xs, sums[m][r]);
-            }
-        }
-    }
+fn multiply_split<const MR: usize>(tile: &Tile, panel: &[__m256], totals: [&mut [__m256; TILE_ROWS]; MR]) {
+    let mut own = [[_mm256_setzero_ps(); TILE_ROWS]; MR];
     for m in 0..MR {
-        for r in 0..TILE_ROWS {
-            totals[m][r] = _mm256_add_ps(totals[m][r], sums[m][r]);
+        own[m] = *totals[m];
+    }
+    multiply_panel::<MR>(tile, panel.as_chunks().0, &mut own);
+    for (total, own) in totals.into_iter().zip(own) {
+        *total = own;
+    }
+}
+
+/// Adds one segment's products of a tile and a panel to the totals.
+#[target_feature(enable = "avx2,fma")]
+fn multiply_panel<const MR: usize>(tile: &Tile, panel: &[[__m256; MR]], totals: &mut [[__m256; TILE_ROWS]; MR]) {
+    for half in 0..TILE_ROWS / MICRO_ROWS {
+        let first = half * MICRO_ROWS;
+        let mut sums = [[_mm256_setzero_ps(); MICRO_ROWS]; MR];
+        for (weights, xs) in tile.iter().zip(panel) {
+            for m in 0..MR {
+                for r in 0..MICRO_ROWS {
+                    sums[m][r] = _mm256_fmadd_ps(weights[first + r], xs[m], sums[m][r]);
+                }
+            }
+        }
+        for m in 0..MR {
+            for r in 0..MICRO_ROWS {
+                totals[m][first + r] = _mm256_add_ps(totals[m][first + r], sums[m][r]);
+            }
         }
     }
 }

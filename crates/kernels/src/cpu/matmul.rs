@@ -2,6 +2,8 @@
 
 use rayon::prelude::*;
 
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
 use super::{Isa, Kind, MatrixView, portable};
 use crate::SEGMENT;
 
@@ -9,6 +11,8 @@ use crate::SEGMENT;
 const PARALLEL_FROM: usize = 1 << 17;
 /// Multiply-adds of one piece of work, at least.
 const PIECE: usize = 1 << 16;
+/// A multiple of the kernels' tiles of weight rows keeps their remainder loops out of all pieces but the last.
+const TILE_MULTIPLE: usize = 12;
 /// Pieces a thread, so that an uneven machine still balances.
 const PIECES_PER_THREAD: usize = 4;
 
@@ -45,28 +49,33 @@ pub fn matmul_rows(isa: Isa, w: &MatrixView, x: &[f32], m_rows: usize, y: &mut [
 
 /// `out[n, m]` for every weight row.
 fn weight_rows(isa: Isa, w: &MatrixView, x: &[f32], m_rows: usize, out: &mut [f32]) {
+    match isa.0 {
+        Kind::Portable => {
+            pieces(w, m_rows, out, |begin, out| portable::weight_rows::<SEGMENT>(w, begin, x, m_rows, out))
+        }
+        #[cfg(target_arch = "x86_64")]
+        Kind::Avx2 => {
+            let x = avx2::Activations::new(x, m_rows, w.cols());
+            // SAFETY: `Kind::Avx2` exists only where the processor has AVX2 and FMA; `matmul_rows` checked the lengths.
+            pieces(w, m_rows, out, |begin, out| unsafe { avx2::weight_rows(w, begin, &x, m_rows, out) });
+        }
+        #[cfg(any(test, feature = "planted"))]
+        Kind::Planted if m_rows == 1 => portable::weight_rows::<SEGMENT>(w, 0, x, m_rows, out),
+        #[cfg(any(test, feature = "planted"))]
+        Kind::Planted => portable::weight_rows::<{ SEGMENT / 2 }>(w, 0, x, m_rows, out),
+    }
+}
+
+/// Calls `piece` with the first weight row and the outputs of each piece of work, on several threads where that pays.
+fn pieces(w: &MatrixView, m_rows: usize, out: &mut [f32], piece: impl Fn(usize, &mut [f32]) + Sync + Send) {
     let row_work = w.cols() * m_rows;
     let threads = rayon::current_num_threads();
     if threads == 1 || row_work * w.rows() < PARALLEL_FROM {
-        return piece(isa, w, 0, x, m_rows, out);
+        return piece(0, out);
     }
     let even = w.rows().div_ceil(threads * PIECES_PER_THREAD);
-    // A multiple of the widest register tile keeps its remainder loop out of all pieces but the last.
-    let rows = even.max(PIECE.div_ceil(row_work.max(1))).next_multiple_of(4);
-    out.par_chunks_mut(rows * m_rows).enumerate().for_each(|(i, out)| piece(isa, w, i * rows, x, m_rows, out));
-}
-
-fn piece(isa: Isa, w: &MatrixView, begin: usize, x: &[f32], m_rows: usize, out: &mut [f32]) {
-    match isa.0 {
-        Kind::Portable => portable::weight_rows::<SEGMENT>(w, begin, x, m_rows, out),
-        #[cfg(any(test, feature = "planted"))]
-        Kind::Planted if m_rows == 1 => portable::weight_rows::<SEGMENT>(w, begin, x, m_rows, out),
-        #[cfg(any(test, feature = "planted"))]
-        Kind::Planted => portable::weight_rows::<{ SEGMENT / 2 }>(w, begin, x, m_rows, out),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: `Kind::Avx2` exists only where the processor has AVX2 and FMA; `matmul_rows` checked the lengths.
-        Kind::Avx2 => unsafe { super::avx2::weight_rows(w, begin, x, m_rows, out) },
-    }
+    let rows = even.max(PIECE.div_ceil(row_work.max(1))).next_multiple_of(TILE_MULTIPLE);
+    out.par_chunks_mut(rows * m_rows).enumerate().for_each(|(i, out)| piece(i * rows, out));
 }
 
 #[cfg(test)]
