@@ -294,6 +294,10 @@ mod tests {
         let c = compare(&set(&[("a", &[1]), ("b", &[2])]), &set(&[("a", &[9]), ("c", &[2])]));
         assert_eq!((c.status, c.status.exit_code()), (Status::Incomparable, 2));
         assert_eq!((c.only_in_reference, c.only_in_candidate), (vec!["b".to_string()], vec!["c".to_string()]));
+        // A set that only lacks or only adds prompts is another set too.
+        let (less, more) = (set(&[("a", &[1])]), set(&[("a", &[1]), ("b", &[2])]));
+        assert_eq!(compare(&less, &more).status, Status::Incomparable);
+        assert_eq!(compare(&more, &less).status, Status::Incomparable);
         assert_eq!(compare(&[], &[]).status, Status::Incomparable);
     }
 
