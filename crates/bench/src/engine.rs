@@ -1,7 +1,6 @@
 //! The in-process engine as a target.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use runtime::Engine;
@@ -12,16 +11,16 @@ use crate::prompts::{Form, Prompt};
 use crate::protocol::{Failure, Sample, Target};
 
 /// The CPU engine of this process.
-pub struct EngineTarget {
+pub struct EngineTarget<'a> {
     label: String,
     engine: Engine,
     stop_ids: Vec<u32>,
-    cancel: Arc<AtomicBool>,
+    cancel: &'a AtomicBool,
 }
 
-impl EngineTarget {
+impl<'a> EngineTarget<'a> {
     /// An engine under a name. `stop_ids` end a completion where end-of-sequence is not ignored; `cancel` ends one in progress.
-    pub fn new(label: &str, engine: Engine, stop_ids: Vec<u32>, cancel: Arc<AtomicBool>) -> EngineTarget {
+    pub fn new(label: &str, engine: Engine, stop_ids: Vec<u32>, cancel: &'a AtomicBool) -> EngineTarget<'a> {
         EngineTarget { label: label.to_string(), engine, stop_ids, cancel }
     }
 
@@ -31,7 +30,7 @@ impl EngineTarget {
     }
 }
 
-impl Target for EngineTarget {
+impl Target for EngineTarget<'_> {
     fn label(&self) -> &str {
         &self.label
     }
@@ -44,7 +43,7 @@ impl Target for EngineTarget {
     ) -> std::result::Result<Sample, Failure> {
         let stop_ids = if ignore_eos { Vec::new() } else { self.stop_ids.clone() };
         let options = GenerateOptions { max_tokens, stop_ids, prefill_chunk: PREFILL_CHUNK };
-        let cancel = &self.cancel;
+        let cancel = self.cancel;
         let watch = |_| if cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
         let made = greedy(&mut self.engine, prompt, &options, watch).map_err(|e| Failure::Failed(e.to_string()))?;
         match made.stop {

@@ -25,9 +25,9 @@ fn nano() -> PathBuf {
     root().join("models/nano")
 }
 
-fn target(label: &str, model: &Arc<Model>, options: EngineOptions, cancel: &Arc<AtomicBool>) -> EngineTarget {
+fn target<'a>(label: &str, model: &Arc<Model>, options: EngineOptions, cancel: &'a AtomicBool) -> EngineTarget<'a> {
     let stop_ids = model.checkpoint().generation().stop_ids.clone();
-    EngineTarget::new(label, Engine::new(model.clone(), &options).unwrap(), stop_ids, cancel.clone())
+    EngineTarget::new(label, Engine::new(model.clone(), &options).unwrap(), stop_ids, cancel)
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn from_prompts_to_a_record() {
     assert_eq!((set.count, set.prompts.len(), set.prompts[0].form), (160, 4, Form::Raw));
     let prompts = set.encode(|p| encode(p, &tokenizer, None)).unwrap();
     let protocol = Protocol { warmup_prompts: 1, warmup_tokens: 2, max_tokens: 12, ignore_eos: true };
-    let go = Arc::new(AtomicBool::new(false));
+    let go = AtomicBool::new(false);
     let one = EngineOptions { threads: 1, ..Default::default() };
     let (mut a, mut b) = (
         target("one", &model, one, &go),
@@ -95,11 +95,11 @@ fn a_chat_prompt_goes_through_the_template_and_may_stop() {
     assert!(ids.len() > raw.len() && ids[0] == raw[0] && ids[1] != raw[0], "one <bos>, and the turn's own tokens");
     assert!(encode(&set.prompts[0], &tokenizer, None).unwrap_err().to_string().contains("chat template"));
 
-    let go = Arc::new(AtomicBool::new(false));
+    let go = AtomicBool::new(false);
     // The engine's own next token as the stop token: the completion then ends after one.
     let first = target("x", &model, EngineOptions::default(), &go).generate(&ids, 1, true).unwrap().token_ids[0];
     let engine = || Engine::new(model.clone(), &EngineOptions::default()).unwrap();
-    let mut stops = EngineTarget::new("x", engine(), vec![first], go.clone());
+    let mut stops = EngineTarget::new("x", engine(), vec![first], &go);
     assert_eq!(stops.generate(&ids, 9, false).unwrap().token_ids, [first]);
     assert_eq!(stops.generate(&ids, 9, true).unwrap().token_ids.len(), 9);
 }
@@ -107,7 +107,7 @@ fn a_chat_prompt_goes_through_the_template_and_may_stop() {
 #[test]
 fn a_cancel_ends_a_request_and_a_full_context_is_a_reason() {
     let model = Arc::new(Model::load(Checkpoint::open(&nano()).unwrap()).unwrap());
-    let go = Arc::new(AtomicBool::new(true));
+    let go = AtomicBool::new(true);
     let small = EngineOptions { context: Some(8), ..Default::default() };
     let mut target = target("small", &model, small, &go);
     assert!(matches!(target.generate(&[2, 313], 4, true), Err(Failure::Cancelled)));

@@ -1,2 +1,23 @@
-//! chiku
-fn main() {}
+//! The program `chiku`: one thin subcommand per job. The work is done by the libraries; what lives here are arguments, progress
+//! bars, tables and exit codes.
+
+#![forbid(unsafe_code)]
+
+mod cli;
+mod commands;
+mod exit;
+mod interrupt;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    let json = cli.command.json();
+    match cli.command.run(cli.quiet) {
+        Ok(code) => code,
+        Err(error) => exit::report(&error, json),
+    }
+}

@@ -145,7 +145,7 @@ impl<'a> Activations<'a> {
     pub(super) fn new(x: &'a [f32], m_rows: usize, cols: usize) -> Activations<'a> {
         match m_rows {
             0..=NARROW => Activations::Rows(Rows { data: x, cols, count: m_rows }),
-            ..=MEDIUM => Activations::Medium(Panels::new(x, m_rows, cols, MEDIUM)),
+            5..=MEDIUM => Activations::Medium(Panels::new(x, m_rows, cols, MEDIUM)),
             _ => Activations::Wide(Panels::new(x, m_rows, cols, WIDE_PANEL)),
         }
     }

@@ -1,0 +1,10 @@
+//! One module a subcommand.
+
+pub mod bake;
+pub mod bench;
+pub mod demo;
+pub mod doctor;
+pub mod generate;
+pub mod logits;
+pub mod ppl;
+pub mod verify;

@@ -1,0 +1,128 @@
+//! `chiku ppl`: perplexity over token records.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use ppl::records::{self, Record};
+use ppl::score::{PplReport, ScoreOptions, score};
+use runtime::{Engine, Model};
+
+use crate::cli::ModelArgs;
+use crate::exit::{GATE_FAILED, INTERRUPTED};
+use crate::interrupt;
+use crate::output::{Unit, bar};
+
+#[derive(Args)]
+#[command(
+    after_help = "A record is a line with `id`, `context_token_ids` and `target_token_ids`; only targets are scored. \
+Where the head was pruned of a target there is no perplexity: `ppl` is null, the ids are listed, and the exit code is 1.
+
+Examples:
+  chiku ppl --model nano
+  chiku ppl --model ./gemma-4-E4B-it --records ppl_ground_truth_tokens.jsonl --json"
+)]
+pub struct PplArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Records to score: a JSONL file, or `nano` for the embedded ones.
+    #[arg(long, default_value = "nano", value_name = "FILE|nano")]
+    pub records: String,
+    /// Score only the first N records.
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+    /// Rows of one pass. Changes speed, never a bit.
+    #[arg(long, default_value_t = 64, value_name = "ROWS")]
+    pub chunk: usize,
+    /// Write each record's score to this JSONL file, in the field's schema.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Print the summary as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub fn run(args: &PplArgs, quiet: bool) -> Result<ExitCode> {
+    let model = args.model.load()?;
+    let records = read_records(&args.records, &model, args.limit)?;
+    let mut engine = args.model.engine.engine(&model)?;
+    let options = ScoreOptions { chunk_rows: args.chunk };
+    let mut report = score_with_bar(&mut engine, &records, &options, quiet)?;
+    if let Some(path) = &args.out {
+        write_records(path, &report)?;
+    }
+    if args.json {
+        // Per-record scores go to --out; the summary stays one readable object.
+        report.records.clear();
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print(&report);
+    }
+    Ok(match (report.complete, report.usable()) {
+        (false, _) => ExitCode::from(INTERRUPTED),
+        (true, false) => ExitCode::from(GATE_FAILED),
+        (true, true) => ExitCode::SUCCESS,
+    })
+}
+
+/// The records of a file, or the embedded ones.
+pub fn read_records(source: &str, model: &Model, limit: Option<usize>) -> Result<Vec<Record>> {
+    let path = match source {
+        "nano" => runtime::nano::directory()?.join("prompts/ppl.jsonl"),
+        path => PathBuf::from(path),
+    };
+    let mut records = records::read(&path, model.config().vocab_size)?;
+    records.truncate(limit.unwrap_or(usize::MAX));
+    Ok(records)
+}
+
+/// Scores under a progress bar and Ctrl-C.
+pub fn score_with_bar(
+    engine: &mut Engine,
+    records: &[Record],
+    options: &ScoreOptions,
+    quiet: bool,
+) -> Result<PplReport> {
+    let progress = bar("perplexity", records.len() as u64, Unit::Count, quiet);
+    let report = score(engine, records, options, interrupt::flag()?, |p| progress.set_position(p.records as u64))?;
+    progress.finish_and_clear();
+    Ok(report)
+}
+
+fn write_records(path: &Path, report: &PplReport) -> Result<()> {
+    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let writing = || format!("{}: cannot write", path.display());
+    let mut part = tempfile::NamedTempFile::new_in(dir).with_context(writing)?;
+    for record in &report.records {
+        writeln!(part, "{}", serde_json::to_string(record)?).with_context(writing)?;
+    }
+    part.as_file().sync_all().with_context(writing)?;
+    part.persist(path).with_context(writing)?;
+    Ok(())
+}
+
+fn print(r: &PplReport) {
+    match r.ppl {
+        Some(ppl) => println!("perplexity {ppl:.4} over {} tokens of {} records", r.num_tokens, r.num_records),
+        None => println!("no perplexity: {} of the target tokens have no row in the head", r.pruned_targets.len()),
+    }
+    for t in r.pruned_targets.iter().take(20) {
+        println!(
+            "  token {} is a target {} times, first in {}",
+            t.token_id,
+            t.count,
+            t.records.first().map_or("", |r| r)
+        );
+    }
+    if r.pruned_targets.len() > 20 {
+        println!("  ... and {} more (all with --json)", r.pruned_targets.len() - 20);
+    }
+    if let Some(mean) = r.mean_record_ppl {
+        println!("mean of the records' perplexities {mean:.4} (gates nothing)");
+    }
+    if !r.complete {
+        println!("interrupted: these are the records that were done");
+    }
+}

@@ -1,0 +1,160 @@
+//! `chiku verify`: the gate. Perplexity under a cap, and greedy identity between different computational paths.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use ppl::identity::compare_files;
+use ppl::paths::{Generator, OneRow, Prompt, Rescore, VERIFIER_ROWS};
+use ppl::score::ScoreOptions;
+use ppl::verify::{IdentityReport, PathOptions, PplCap, VerifyReport, compare_paths};
+use runtime::Model;
+use runtime::generate::PREFILL_CHUNK;
+
+use super::bench::PromptArgs;
+use super::ppl::{read_records, score_with_bar};
+use crate::cli::{EngineArgs, ModelArgs};
+use crate::exit::{GATE_FAILED, INTERRUPTED, Interrupted};
+use crate::interrupt;
+use crate::output::{Unit, bar};
+
+#[derive(Args)]
+#[command(
+    after_help = "The paths that must agree: `one-row` (plain decoding, the reference), `rescore-8` (the same tokens judged in \
+8-row passes, as a speculative verifier does), `generator` (what `generate` runs).
+
+Examples:
+  chiku verify --model nano --cap 34
+  chiku verify --model nano-int4 --reference nano
+  chiku verify --compare reference.jsonl candidate.jsonl     exit 0 identical, 1 divergent, 2 incomparable"
+)]
+pub struct VerifyArgs {
+    /// A checkpoint directory in Hugging Face layout, or `nano` for the embedded model.
+    #[arg(long, value_name = "DIR|nano", required_unless_present = "compare")]
+    pub model: Option<String>,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Largest perplexity that passes.
+    #[arg(long, value_name = "PPL")]
+    pub cap: Option<f64>,
+    /// Perplexity of the model that this one is derived from; the cap is then 1.05 times that.
+    #[arg(long, value_name = "PPL", conflicts_with = "reference")]
+    pub reference_ppl: Option<f64>,
+    /// The model that this one is derived from; its perplexity is computed first.
+    #[arg(long, value_name = "DIR|nano")]
+    pub reference: Option<String>,
+    /// Records to score: a JSONL file, or `nano` for the embedded ones.
+    #[arg(long, default_value = "nano", value_name = "FILE|nano")]
+    pub records: String,
+    #[command(flatten)]
+    pub prompts: PromptArgs,
+    /// Prompts to compare paths on, from the start of the set.
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    pub limit: usize,
+    /// Tokens a prompt, running through end-of-text.
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    pub tokens: usize,
+    /// Compare two files of generations instead (`id` or `prompt_sha256`, `completion_token_ids`), id by id.
+    #[arg(long, num_args = 2, value_names = ["REFERENCE", "CANDIDATE"], conflicts_with_all = ["model", "cap", "reference", "reference_ppl"])]
+    pub compare: Option<Vec<PathBuf>>,
+    /// Print the report as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub fn run(args: &VerifyArgs, quiet: bool) -> Result<ExitCode> {
+    if let Some(files) = &args.compare {
+        return compare(files, args.json);
+    }
+    let Some(name) = &args.model else { bail!("give a --model, or two files with --compare") };
+    let source = |model: &str| ModelArgs { model: model.to_string(), engine: args.engine.clone() };
+    let model = source(name).load()?;
+    let reference_ppl = match &args.reference {
+        None => args.reference_ppl,
+        Some(reference) => {
+            let reference = source(reference).load()?;
+            let records = read_records(&args.records, &reference, None)?;
+            let report =
+                score_with_bar(&mut args.engine.engine(&reference)?, &records, &ScoreOptions::default(), quiet)?;
+            if !report.complete {
+                return Err(Interrupted.into());
+            }
+            report.ppl
+        }
+    };
+    if args.cap.is_none() && reference_ppl.is_none() {
+        bail!(
+            "give a perplexity cap: --cap PPL, --reference-ppl PPL, or --reference with the model this one comes from"
+        );
+    }
+    let cap = PplCap::new(args.cap, reference_ppl)?;
+    let prompts = args.prompts.read(&model, args.limit)?.1;
+    let identity = identity(&model, &args.engine, &prompts, args.tokens, quiet)?;
+    let records = read_records(&args.records, &model, None)?;
+    let ppl = score_with_bar(&mut args.engine.engine(&model)?, &records, &ScoreOptions::default(), quiet)?;
+    let report = VerifyReport::new(identity, &ppl, cap);
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print(&report);
+    }
+    Ok(match (report.passed, interrupt::pressed()) {
+        (true, _) => ExitCode::SUCCESS,
+        (false, true) => ExitCode::from(INTERRUPTED),
+        (false, false) => ExitCode::from(GATE_FAILED),
+    })
+}
+
+/// Holds every path against plain one-row decoding, each on an engine of its own.
+pub fn identity(
+    model: &Arc<Model>,
+    engine: &EngineArgs,
+    prompts: &[Prompt],
+    tokens: usize,
+    quiet: bool,
+) -> Result<IdentityReport> {
+    let mut reference = OneRow::new(engine.engine(model)?);
+    let mut rescore = Rescore::new(engine.engine(model)?, VERIFIER_ROWS);
+    let mut generator = Generator::new(engine.engine(model)?, PREFILL_CHUNK);
+    let progress = bar("identity", prompts.len() as u64, Unit::Count, quiet);
+    let report = compare_paths(
+        &mut reference,
+        &mut [&mut rescore, &mut generator],
+        prompts,
+        &PathOptions { tokens, logits: true },
+        interrupt::flag()?,
+        |p| progress.set_position(p.prompts as u64),
+    )?;
+    progress.finish_and_clear();
+    Ok(report)
+}
+
+fn print(r: &VerifyReport) {
+    let i = &r.identity;
+    println!("identity   {}: {} prompts, {} tokens", i.status.as_str(), i.prompts, i.tokens);
+    for p in &i.paths {
+        let delta = p.max_logit_delta.map_or_else(String::new, |d| format!(", logits differ by at most {d:e}"));
+        println!(
+            "  {} against {}: {} of {} prompts identical{delta}",
+            p.path, i.reference, p.identical_prompts, i.prompts
+        );
+    }
+    let ppl = r.ppl.map_or_else(|| "none".into(), |p| format!("{p:.4}"));
+    let reference = r.reference_ppl.map_or_else(String::new, |p| format!(" (reference {p:.4})"));
+    println!("perplexity {ppl}, cap {:.4}{reference}, {} tokens", r.ppl_cap, r.ppl_tokens);
+    r.failures.iter().for_each(|f| println!("failed     {f}"));
+    println!("{}", if r.passed { "PASSED" } else { "FAILED" });
+}
+
+fn compare(files: &[PathBuf], json: bool) -> Result<ExitCode> {
+    let comparison = compare_files(&files[0], &files[1])?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&comparison)?);
+    } else {
+        println!("{}", comparison.status.as_str());
+        println!("{}", serde_json::to_string_pretty(&comparison)?);
+    }
+    Ok(ExitCode::from(comparison.status.exit_code()))
+}
