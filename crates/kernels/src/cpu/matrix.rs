@@ -141,11 +141,17 @@ impl<'a> MatrixView<'a> {
             Data::Int4 { packed, scales, group } => {
                 let words = &packed[row * self.cols.div_ceil(8) * 4..];
                 let scales = &scales[row * self.cols.div_ceil(group) * 2..];
-                for (i, o) in out.iter_mut().enumerate() {
-                    let k = begin + i;
-                    let nibble = words[k / 2] >> (4 * (k % 2)) & 15;
+                // Runs of one scale: at most to the end of its group.
+                let mut k = begin;
+                while k < begin + out.len() {
+                    let end = (begin + out.len()).min((k / group + 1).saturating_mul(group));
                     let s = k / group * 2;
-                    *o = (i32::from(nibble) - 8) as f32 * bf16([scales[s], scales[s + 1]]);
+                    let scale = bf16([scales[s], scales[s + 1]]);
+                    for (k, o) in (k..end).zip(&mut out[k - begin..end - begin]) {
+                        let nibble = words[k / 2] >> (4 * (k % 2)) & 15;
+                        *o = (i32::from(nibble) - 8) as f32 * scale;
+                    }
+                    k = end;
                 }
             }
         }
