@@ -1,4 +1,4 @@
-//! The library without the program: `cargo run -p chiku-bake --example quantize -- PARENT TARGET [GROUP]`.
+//! The library without the program: `cargo run -p bake --example quantize -- PARENT TARGET [GROUP]`.
 
 use std::path::PathBuf;
 

@@ -79,7 +79,7 @@ impl Lineage {
         };
         Lineage {
             format: FORMAT,
-            tool: Tool { name: env!("CARGO_PKG_NAME").into(), version: TOOL_VERSION.into() },
+            tool: Tool { name: "chiku".into(), version: TOOL_VERSION.into() },
             command: command.into(),
             knobs,
             time: jiff::Timestamp::now().to_string(),

@@ -228,7 +228,7 @@ fn a_bake_is_named_and_its_bits_counted() {
     quantize::run(&open(&nano()), &out, &QuantizeOptions::default(), &quiet()).unwrap();
     let r = report(&out, true);
     assert_eq!(r.problems, [""; 0]);
-    assert_eq!(r.baked_by.as_deref(), Some(concat!("chiku-bake ", env!("CARGO_PKG_VERSION"), " quantize")));
+    assert_eq!(r.baked_by.as_deref(), Some(concat!("chiku ", env!("CARGO_PKG_VERSION"), " quantize")));
     let q = r.quantization.unwrap();
     assert!((4.0..4.2).contains(&q.bits_per_weight), "{}", q.bits_per_weight);
     assert_eq!(q.dense, 0);

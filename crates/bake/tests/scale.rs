@@ -1,5 +1,5 @@
 //! Speed and memory at the real model's widths. Writes about 4 GB, so it only runs when asked:
-//! `cargo test --release -p chiku-bake --test scale -- --ignored --nocapture`
+//! `cargo test --release -p bake --test scale -- --ignored --nocapture`
 //!
 //! `CHIKU_SCALE_DIR` chooses the disk. Every bake syncs its output, so on a disk the disk is what is measured; on a tmpfs it is
 //! the arithmetic.

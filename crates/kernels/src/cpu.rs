@@ -15,7 +15,7 @@ pub use attention::{KvView, attend};
 pub use matmul::{matmul, matmul_rows};
 pub use matrix::{Data, Matrix, MatrixError, MatrixView};
 
-/// Lanes of every partial sum: k is dealt to them round-robin, and they are folded by [`fold_lanes`].
+/// Lanes of every partial sum: k is dealt to them round-robin, and they are folded in one fixed order.
 pub const LANES: usize = 8;
 
 /// An instruction set that this processor has.
