@@ -85,7 +85,7 @@ pub struct RunArgs {
     /// Seed of the interval's resampling.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// JSONL file to append the record to [default: results/<year>/<machine>-<month>.jsonl].
+    /// JSONL file to append the record to [default: results/YEAR/MACHINE-MONTH.jsonl].
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Print the records as JSON, without the samples.

@@ -27,7 +27,7 @@ Example:
 pub struct LogitsArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Token ids, comma-separated, taken as they are (no <bos> is added).
+    /// Token ids, comma-separated, taken as they are (no begin-of-text token is added).
     #[arg(long, value_delimiter = ',', required = true, value_name = "ID,ID,...")]
     pub token_ids: Vec<u32>,
     /// File to write; appears only when it is whole.

@@ -41,6 +41,9 @@ trait Format: Copy {
     fn run_end(&self, k: usize, limit: usize) -> usize;
     /// The scale of the run that holds input `k` of row `n`.
     unsafe fn scale(&self, n: usize, k: usize) -> Self::Scale;
+    /// Asks for the segment that begins at input `k` of row `n`, which need not exist. Rows are a few cache lines long and are read
+    /// several at a time, which the processor's own prefetcher does not follow from one group of rows to the next.
+    fn prefetch(&self, n: usize, k: usize);
     /// Weights k .. k + 8 of row `n`. The caller guarantees `k + 8 <= cols` and `n < rows`.
     unsafe fn load(&self, n: usize, k: usize, scale: Self::Scale) -> __m256;
 }
@@ -59,6 +62,10 @@ impl Format for F32 {
     }
     #[inline(always)]
     unsafe fn scale(&self, _: usize, _: usize) {}
+    #[inline(always)]
+    fn prefetch(&self, n: usize, k: usize) {
+        prefetch_lines::<{ SEGMENT * 4 }>(self.data.wrapping_add((n * self.cols + k) * 4));
+    }
     #[inline(always)]
     unsafe fn load(&self, n: usize, k: usize, _: ()) -> __m256 {
         // SAFETY: `Matrix::new` checked that the slice holds rows * cols values; the load is unaligned.
@@ -80,6 +87,10 @@ impl Format for Bf16 {
     }
     #[inline(always)]
     unsafe fn scale(&self, _: usize, _: usize) {}
+    #[inline(always)]
+    fn prefetch(&self, n: usize, k: usize) {
+        prefetch_lines::<{ SEGMENT * 2 }>(self.data.wrapping_add((n * self.cols + k) * 2));
+    }
     #[inline(always)]
     unsafe fn load(&self, n: usize, k: usize, _: ()) -> __m256 {
         // SAFETY: as for F32, with two bytes a value.
@@ -116,6 +127,10 @@ impl Format for Int4 {
             let s = matrix::bf16(bytes);
             (_mm256_set1_ps(s), _mm256_set1_ps(-8.0 * s))
         }
+    }
+    #[inline(always)]
+    fn prefetch(&self, n: usize, k: usize) {
+        prefetch_lines::<{ SEGMENT / 2 }>(self.packed.wrapping_add(n * self.row_bytes + k / 2));
     }
     #[inline(always)]
     unsafe fn load(&self, n: usize, k: usize, scale: Self::Scale) -> __m256 {
@@ -210,6 +225,15 @@ impl Panels {
     }
 }
 
+/// Prefetches the cache lines of `BYTES` bytes.
+#[inline(always)]
+fn prefetch_lines<const BYTES: usize>(at: *const u8) {
+    for line in (0..BYTES).step_by(64) {
+        // SAFETY: a prefetch reads nothing and may name any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast()) };
+    }
+}
+
 /// See [`super::portable::weight_rows`]: the same contract.
 ///
 /// # Safety
@@ -300,6 +324,9 @@ unsafe fn narrow<F: Format, const NR: usize, const MR: usize>(
     for segment in (0..cols).step_by(SEGMENT) {
         let end = (segment + SEGMENT).min(cols);
         let whole_end = end.min(whole);
+        for r in 0..NR {
+            f.prefetch(n + NR + r, segment);
+        }
         let mut sums = [[_mm256_setzero_ps(); MR]; NR];
         let mut k = segment;
         while k < whole_end {
@@ -343,7 +370,7 @@ unsafe fn narrow<F: Format, const NR: usize, const MR: usize>(
     }
     for r in 0..NR {
         for m in 0..MR {
-            out[r * MR + m] = fold_lanes(to_array(totals[r][m]));
+            out[r * MR + m] = fold(totals[r][m]);
         }
     }
 }
@@ -376,7 +403,7 @@ unsafe fn medium_rows<F: Format>(f: F, w: &MatrixView, begin: usize, x: &Panels,
         }
         for (out, totals) in out.chunks_exact_mut(m_rows).zip(&totals) {
             for (out, total) in out.iter_mut().zip(totals) {
-                *out = fold_lanes(to_array(*total));
+                *out = fold(*total);
             }
         }
     }
@@ -395,6 +422,7 @@ unsafe fn panel_row<F: Format, const MR: usize>(
     let (panel, whole) = (panel.as_chunks::<MR>().0, w.cols() - w.cols() % LANES);
     let end = (begin + SEGMENT).min(w.cols());
     let whole_end = end.min(whole);
+    f.prefetch(n + MEDIUM_ROWS, begin);
     let mut sums = [_mm256_setzero_ps(); MR];
     let mut k = begin;
     while k < whole_end {
@@ -457,7 +485,7 @@ unsafe fn wide_rows<F: Format>(f: F, w: &MatrixView, begin: usize, x: &Panels, o
         }
         for r in 0..tile_rows {
             for m in 0..m_rows {
-                out[(i + r) * m_rows + m] = fold_lanes(to_array(totals[m][r]));
+                out[(i + r) * m_rows + m] = fold(totals[m][r]);
             }
         }
     }
@@ -469,6 +497,7 @@ unsafe fn expand_segment<F: Format>(f: F, w: &MatrixView, n: usize, begin: usize
     let whole = w.cols() - w.cols() % LANES;
     let end = (begin + SEGMENT).min(w.cols());
     let whole_end = end.min(whole);
+    f.prefetch(n + TILE_ROWS, begin);
     let mut k = begin;
     while k < whole_end {
         let run_end = f.run_end(k, whole_end);
@@ -543,6 +572,14 @@ pub(super) unsafe fn scaled_add(y: &mut [f32], a: f32, x: &[f32]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y = a.mul_add(*x, *y);
     }
+}
+
+/// [`fold_lanes`] in registers: lanes 4 apart, then 2 apart, then the last two.
+#[target_feature(enable = "avx2,fma")]
+fn fold(t: __m256) -> f32 {
+    let four = _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps::<1>(t));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
 }
 
 #[inline(always)]
