@@ -11,7 +11,7 @@ use super::ops::{self, Rotation};
 use crate::config::{LayerConfig, LayerKind, ModelConfig};
 use crate::model::{LayerWeights, Model, Weights};
 
-/// A point of the computation that an [`Observer`] sees.
+/// A point of the computation, for who looks at intermediate values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// Scaled embedding, `[rows, hidden]`.
