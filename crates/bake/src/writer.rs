@@ -93,7 +93,7 @@ pub fn execute(
     context: &Context,
 ) -> Result<Report> {
     let start = std::time::Instant::now();
-    let staging = Staging::new(target, options.force, parent.map(Checkpoint::dir))?;
+    let staging = Staging::new(target, options.force, parent.map(|p| p.dir()))?;
     let problems = check::plan(&plan, target)?;
     if !problems.is_empty() {
         return Err(Error::Inconsistent { problems });

@@ -114,62 +114,26 @@ impl Tensor {
     }
 }
 
-/// An open checkpoint directory.
-pub struct Checkpoint {
+/// The tensors of a directory: one file, or shards with an index.
+pub struct TensorFiles {
     dir: PathBuf,
-    config: ModelConfig,
-    config_json: Value,
     shards: Vec<Shard>,
     /// Full name -> shard, tensor in the shard's header.
-    places: HashMap<String, (usize, usize)>,
+    places: Places,
     prefix: &'static str,
-    keepset: Option<Keepset>,
-    generation: GenerationConfig,
 }
 
-impl Checkpoint {
-    /// Opens a directory: reads and checks the configuration, every header, the index and the keepset.
-    pub fn open(dir: &Path) -> Result<Checkpoint> {
-        let (config, config_json) = ModelConfig::read(dir)?;
+impl TensorFiles {
+    /// Opens a directory and checks every header and the index.
+    pub fn open(dir: &Path) -> Result<TensorFiles> {
         let (shards, places) = open_shards(dir)?;
         let prefix = find_prefix(dir, &places)?;
-        let keepset_path = dir.join(KEEPSET_FILE);
-        let keepset = if keepset_path.exists() { Some(Keepset::read(&keepset_path)?) } else { None };
-        if let Some(k) = keepset.as_ref().filter(|k| k.full_vocab != config.vocab_size) {
-            return Err(Error::Field {
-                path: keepset_path,
-                field: "full_vocab".into(),
-                expected: format!("{} (vocab_size of config.json)", config.vocab_size),
-                found: k.full_vocab.to_string(),
-            });
-        }
-        let generation = GenerationConfig::read(dir, &config_json)?;
-        Ok(Checkpoint { dir: dir.into(), config, config_json, shards, places, prefix, keepset, generation })
+        Ok(TensorFiles { dir: dir.into(), shards, places, prefix })
     }
 
     /// The directory.
     pub fn dir(&self) -> &Path {
         &self.dir
-    }
-
-    /// The resolved configuration.
-    pub fn config(&self) -> &ModelConfig {
-        &self.config
-    }
-
-    /// `config.json` as it stands.
-    pub fn config_json(&self) -> &Value {
-        &self.config_json
-    }
-
-    /// Stop tokens.
-    pub fn generation(&self) -> &GenerationConfig {
-        &self.generation
-    }
-
-    /// The keepset of a pruned head, where the directory has one.
-    pub fn keepset(&self) -> Option<&Keepset> {
-        self.keepset.as_ref()
     }
 
     /// The files, in name order (one for an unsharded checkpoint).
@@ -182,9 +146,10 @@ impl Checkpoint {
         self.prefix
     }
 
-    /// Full name of a text-model tensor (see [`names`]). The head has no prefix.
+    /// Full name of a text-model tensor (see [`names`]). Tensors of the top level have no prefix.
     pub fn full_name(&self, name: &str) -> String {
-        if name.starts_with(names::LM_HEAD) { name.to_string() } else { format!("{}{name}", self.prefix) }
+        let top = names::TOP_LEVEL.iter().any(|t| name.starts_with(t));
+        if top { name.to_string() } else { format!("{}{name}", self.prefix) }
     }
 
     /// A tensor by full name.
@@ -234,6 +199,62 @@ impl Checkpoint {
             path: shard.path.clone(),
             bytes: shard.bytes(info),
         }
+    }
+}
+
+/// An open checkpoint of a target model: its tensors ([`TensorFiles`], whose methods it has) and what its side files say.
+pub struct Checkpoint {
+    files: TensorFiles,
+    config: ModelConfig,
+    config_json: Value,
+    keepset: Option<Keepset>,
+    generation: GenerationConfig,
+}
+
+impl std::ops::Deref for Checkpoint {
+    type Target = TensorFiles;
+    fn deref(&self) -> &TensorFiles {
+        &self.files
+    }
+}
+
+impl Checkpoint {
+    /// Opens a directory: reads and checks the configuration, every header, the index and the keepset.
+    pub fn open(dir: &Path) -> Result<Checkpoint> {
+        let (config, config_json) = ModelConfig::read(dir)?;
+        let files = TensorFiles::open(dir)?;
+        let keepset_path = dir.join(KEEPSET_FILE);
+        let keepset = if keepset_path.exists() { Some(Keepset::read(&keepset_path)?) } else { None };
+        if let Some(k) = keepset.as_ref().filter(|k| k.full_vocab != config.vocab_size) {
+            return Err(Error::Field {
+                path: keepset_path,
+                field: "full_vocab".into(),
+                expected: format!("{} (vocab_size of config.json)", config.vocab_size),
+                found: k.full_vocab.to_string(),
+            });
+        }
+        let generation = GenerationConfig::read(dir, &config_json)?;
+        Ok(Checkpoint { files, config, config_json, keepset, generation })
+    }
+
+    /// The resolved configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// `config.json` as it stands.
+    pub fn config_json(&self) -> &Value {
+        &self.config_json
+    }
+
+    /// Stop tokens.
+    pub fn generation(&self) -> &GenerationConfig {
+        &self.generation
+    }
+
+    /// The keepset of a pruned head, where the directory has one.
+    pub fn keepset(&self) -> Option<&Keepset> {
+        self.keepset.as_ref()
     }
 }
 

@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::files;
 
+pub mod assistant;
 mod fields;
 mod quantization;
 
@@ -111,20 +112,7 @@ impl ModelConfig {
         let root = Fields::new(path, "", json)?;
         let text = text_fields(&root)?;
 
-        for (field, why) in [
-            ("enable_moe_block", "a mixture of experts"),
-            ("attention_k_eq_v", "keys used as values"),
-            ("attention_bias", "attention with biases"),
-        ] {
-            if text.boolean(field, false)? {
-                return Err(text.unsupported(field, why));
-            }
-        }
-        let activation = text.string("hidden_activation", "gelu_pytorch_tanh")?;
-        if activation != "gelu_pytorch_tanh" {
-            return Err(text.wrong("hidden_activation", "\"gelu_pytorch_tanh\"", format!("\"{activation}\"")));
-        }
-
+        refuse_other_architectures(&text)?;
         let hidden_size = text.dimension("hidden_size")?;
         let vocab_size = text.dimension("vocab_size")?;
         let ple_size = text.dimension_or("hidden_size_per_layer_input", 0)?;
@@ -137,11 +125,13 @@ impl ModelConfig {
         let num_attention_heads = text.dimension("num_attention_heads")?;
         let num_kv_shared_layers = text.dimension_or("num_kv_shared_layers", 0)?;
         let sliding_window = text.dimension("sliding_window")?;
-        let layers = layers(&text, num_attention_heads, num_kv_shared_layers)?;
-        let eps = text.number("rms_norm_eps", 1e-6)?;
-        if !(eps > 0.0 && eps < 1.0) {
-            return Err(text.wrong("rms_norm_eps", "a number between 0 and 1", eps.to_string()));
+        let count = text.dimension("num_hidden_layers")?;
+        if num_kv_shared_layers >= count {
+            let expected = format!("less than num_hidden_layers ({count})");
+            return Err(text.wrong("num_kv_shared_layers", &expected, num_kv_shared_layers.to_string()));
         }
+        let mut layers = layers(&text, num_attention_heads, num_kv_shared_layers)?;
+        share_kv(&text, &mut layers, num_kv_shared_layers)?;
         let softcap = text.optional_number("final_logit_softcapping")?;
         if let Some(cap) = softcap.filter(|c| !(*c > 0.0 && c.is_finite())) {
             return Err(text.wrong("final_logit_softcapping", "null or a positive number", cap.to_string()));
@@ -152,7 +142,7 @@ impl ModelConfig {
             hidden_size,
             num_attention_heads,
             ple_size,
-            rms_norm_eps: eps as f32,
+            rms_norm_eps: rms_norm_eps(&text)?,
             sliding_window,
             final_logit_softcapping: softcap.map(|c| c as f32),
             tie_word_embeddings,
@@ -172,6 +162,31 @@ impl ModelConfig {
     pub fn kv_layer(&self, layer: usize) -> usize {
         self.layers[layer].kv_source.unwrap_or(layer)
     }
+}
+
+/// Switches of the architecture that this program does not have.
+fn refuse_other_architectures(text: &Fields) -> Result<()> {
+    for (field, why) in [
+        ("enable_moe_block", "a mixture of experts"),
+        ("attention_k_eq_v", "keys used as values"),
+        ("attention_bias", "attention with biases"),
+    ] {
+        if text.boolean(field, false)? {
+            return Err(text.unsupported(field, why));
+        }
+    }
+    match text.string("hidden_activation", "gelu_pytorch_tanh")?.as_str() {
+        "gelu_pytorch_tanh" => Ok(()),
+        other => Err(text.wrong("hidden_activation", "\"gelu_pytorch_tanh\"", format!("\"{other}\""))),
+    }
+}
+
+fn rms_norm_eps(text: &Fields) -> Result<f32> {
+    let eps = text.number("rms_norm_eps", 1e-6)?;
+    if !(eps > 0.0 && eps < 1.0) {
+        return Err(text.wrong("rms_norm_eps", "a number between 0 and 1", eps.to_string()));
+    }
+    Ok(eps as f32)
 }
 
 /// The object that holds the text fields.
@@ -201,14 +216,10 @@ fn tied(root: &Fields, text: &Fields) -> Result<bool> {
     }
 }
 
+/// Every layer by itself; the last `shared` of them have no keys and values of their own. Who gives them theirs is left open.
 fn layers(text: &Fields, heads: usize, shared: usize) -> Result<Vec<LayerConfig>> {
     let count = text.dimension("num_hidden_layers")?;
     let kinds = layer_kinds(text, count)?;
-    if shared >= count {
-        let expected = format!("less than num_hidden_layers ({count})");
-        return Err(text.wrong("num_kv_shared_layers", &expected, shared.to_string()));
-    }
-    let first_shared = count - shared;
     let head_dim = text.dimension("head_dim")?;
     // Files of newer transformers drop `global_head_dim` where `per_layer_config` says the same; its default is 512.
     let global_head_dim = text.dimension_or("global_head_dim", 512)?;
@@ -230,29 +241,39 @@ fn layers(text: &Fields, heads: usize, shared: usize) -> Result<Vec<LayerConfig>
             }
             None => (default_dim, kv_heads),
         };
-        if !dim.is_multiple_of(2) {
-            return Err(text.wrong("head_dim", "an even number", format!("{dim} for layer {i}")));
+        if dim == 0 || !dim.is_multiple_of(2) {
+            return Err(text.wrong("head_dim", "a positive even number", format!("{dim} for layer {i}")));
         }
-        if !heads.is_multiple_of(kv) {
+        if kv == 0 || !heads.is_multiple_of(kv) {
             let expected = format!("a divisor of num_attention_heads ({heads})");
             return Err(text.wrong("num_key_value_heads", &expected, format!("{kv} for layer {i}")));
         }
-        let kv_source = match i < first_shared {
-            true => None,
-            false => Some(kinds[..first_shared].iter().rposition(|&k| k == kind).ok_or_else(|| {
-                let expected = format!("a {} layer below layer {first_shared}, for layer {i} to share", kind.as_str());
-                text.wrong("layer_types", &expected, "none".into())
-            })?),
+        let doubled = double_wide && i >= count - shared;
+        let intermediate_size = if doubled { 2 * intermediate } else { intermediate };
+        let rope = rope(text, kind, dim)?;
+        out.push(LayerConfig { kind, head_dim: dim, kv_heads: kv, intermediate_size, kv_source: None, rope });
+    }
+    Ok(out)
+}
+
+/// Gives each shared layer its source: the last unshared layer of its kind.
+fn share_kv(text: &Fields, layers: &mut [LayerConfig], shared: usize) -> Result<()> {
+    let first_shared = layers.len() - shared;
+    let (own, readers) = layers.split_at_mut(first_shared);
+    for (i, reader) in readers.iter_mut().enumerate().map(|(i, r)| (first_shared + i, r)) {
+        let Some(source) = own.iter().rposition(|o| o.kind == reader.kind) else {
+            let kind = reader.kind.as_str();
+            let expected = format!("a {kind} layer below layer {first_shared}, for layer {i} to share");
+            return Err(text.wrong("layer_types", &expected, "none".into()));
         };
-        if let Some(source) = kv_source.filter(|&s| out[s].head_dim != dim || out[s].kv_heads != kv) {
+        let (dim, kv) = (reader.head_dim, reader.kv_heads);
+        if own[source].head_dim != dim || own[source].kv_heads != kv {
             let expected = format!("the head sizes of layer {source}, whose keys and values layer {i} reads");
             return Err(text.wrong("per_layer_config", &expected, format!("{kv} heads of {dim}")));
         }
-        let intermediate_size = if double_wide && kv_source.is_some() { 2 * intermediate } else { intermediate };
-        let rope = rope(text, kind, dim)?;
-        out.push(LayerConfig { kind, head_dim: dim, kv_heads: kv, intermediate_size, kv_source, rope });
+        reader.kv_source = Some(source);
     }
-    Ok(out)
+    Ok(())
 }
 
 fn layer_kinds(text: &Fields, count: usize) -> Result<Vec<LayerKind>> {

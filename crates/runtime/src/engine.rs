@@ -3,13 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kernels::cpu::Isa;
+use kernels::cpu::{Isa, KvView};
 
 use crate::cpu::kv::KvCache;
-use crate::cpu::{Observer, Stage, forward};
+use crate::cpu::{Batch, Observer, Stage, forward};
 use crate::error::{Error, Result};
 use crate::logits::Logits;
 use crate::model::Model;
+use crate::speculate::Branch;
 
 /// Arithmetic of the forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -131,32 +132,79 @@ impl Engine {
         wanted: Range<usize>,
         observe: &mut (impl FnMut(Stage, &[f32]) + Send),
     ) -> Result<Logits> {
+        self.pass(Batch { chain: tokens, side: &[], wanted }, observe)
+    }
+
+    /// Runs a draft: appends the rows of `chain` to the sequence and computes the branches beside it, each in place of the chain's
+    /// token at its depth (1 is the first after `chain[0]`). Logits of all rows come back, chain first. [`Engine::settle`] then
+    /// says what stays.
+    pub fn verify(&mut self, chain: &[u32], branches: &[Branch]) -> Result<Logits> {
+        let begin = self.len();
+        if let Some((row, b)) = branches.iter().enumerate().find(|(_, b)| b.depth == 0 || b.depth >= chain.len()) {
+            let (row, position, expected) = (chain.len() + row, begin + b.depth, begin + chain.len() - 1);
+            return Err(Error::Rows { row, position, expected });
+        }
+        let side: Vec<(usize, u32)> = branches.iter().map(|b| (begin + b.depth, b.token)).collect();
+        let wanted = 0..chain.len() + side.len();
+        self.pass(Batch { chain, side: &side, wanted }, &mut |_, _| {})
+    }
+
+    /// Keeps the sequence up to `len` positions and, where a branch was accepted, makes that branch of the last
+    /// [`Engine::verify`] the position after them.
+    pub fn settle(&mut self, len: usize, branch: Option<usize>) {
+        match branch {
+            Some(slot) => self.kv.adopt(len, slot),
+            None => self.kv.truncate(len),
+        }
+    }
+
+    fn pass(&mut self, batch: Batch, observe: &mut (impl FnMut(Stage, &[f32]) + Send)) -> Result<Logits> {
         let config = self.model.config();
         let begin = self.kv.len();
-        if let Some((index, &id)) = tokens.iter().enumerate().find(|(_, id)| **id as usize >= config.vocab_size) {
+        let ids = batch.chain.iter().chain(batch.side.iter().map(|s| &s.1));
+        if let Some((index, &id)) = ids.enumerate().find(|(_, id)| **id as usize >= config.vocab_size) {
             return Err(Error::TokenId { id, index, vocab: config.vocab_size });
         }
-        if begin + tokens.len() > self.context {
-            let (wanted, model_limit) = (begin + tokens.len(), config.max_position_embeddings);
-            return Err(Error::ContextFull { wanted, limit: self.context, model_limit });
+        let end = begin + batch.chain.len();
+        if end > self.context {
+            let model_limit = config.max_position_embeddings;
+            return Err(Error::ContextFull { wanted: end, limit: self.context, model_limit });
         }
-        if wanted.start > wanted.end || wanted.end > tokens.len() {
-            return Err(Error::Rows { row: wanted.end, position: begin + wanted.end, expected: begin + tokens.len() });
+        let rows = batch.chain.len() + batch.side.len();
+        if batch.wanted.start > batch.wanted.end || batch.wanted.end > rows {
+            let (row, expected) = (batch.wanted.end, begin + rows);
+            return Err(Error::Rows { row, position: begin + row, expected });
         }
-        let first_position = begin + wanted.start;
+        let chain = (0..batch.chain.len()).map(|i| begin + i);
+        let positions = chain.chain(batch.side.iter().map(|s| s.0)).collect::<Vec<_>>()[batch.wanted.clone()].to_vec();
         let (isa, model, kv) = (self.isa, &*self.model, &mut self.kv);
         let observe: &mut (dyn FnMut(Stage, &[f32]) + Send) = observe;
         let pass = self.pool.install(move || {
             let observe: &mut Observer = observe;
-            forward(isa, model, kv, tokens, wanted, observe)
+            forward(isa, model, kv, batch, observe)
         });
         Ok(Logits {
             values: pass.logits,
             hidden: pass.hidden,
             head: self.model.head_rows().clone(),
-            first_position,
+            positions,
             hidden_size: self.model.config().hidden_size,
         })
+    }
+
+    /// Runs `work` on this engine's threads.
+    pub(crate) fn on_threads<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.pool.install(work)
+    }
+
+    /// The instruction set, for a drafter that runs beside this engine.
+    pub(crate) fn instruction_set(&self) -> Isa {
+        self.isa
+    }
+
+    /// The cache of a layer that owns keys and values.
+    pub(crate) fn kv_view(&self, layer: usize) -> KvView<'_> {
+        self.kv.view(layer)
     }
 
     /// Cached keys and values of the layer whose cache `layer` reads, `[positions, kv_heads, head_dim]` each.

@@ -186,6 +186,28 @@ pub enum Error {
         /// The position that continues the sequence.
         expected: usize,
     },
+    /// A draft larger than a verify pass takes.
+    #[error("{found} {what}, but at most {limit} are possible")]
+    Shape {
+        /// What is too many.
+        what: &'static str,
+        /// The number asked for.
+        found: usize,
+        /// The largest one possible.
+        limit: usize,
+    },
+    /// A drafter that does not belong to its target, or an option that it cannot follow.
+    #[error("{}: the drafter does not fit the target: {what}: {drafter} here, {target} in the target", path.display())]
+    Drafter {
+        /// The drafter's directory.
+        path: PathBuf,
+        /// What differs.
+        what: String,
+        /// Value of the drafter.
+        drafter: String,
+        /// Value of the target.
+        target: String,
+    },
     /// The thread pool could not be made.
     #[error("cannot start {threads} threads: {message}")]
     Threads {

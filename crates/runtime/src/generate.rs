@@ -132,6 +132,6 @@ pub fn greedy(
     }
 }
 
-fn ms_since(started: Instant) -> f64 {
+pub(crate) fn ms_since(started: Instant) -> f64 {
     started.elapsed().as_secs_f64() * 1e3
 }

@@ -13,6 +13,9 @@
 //! | [`engine`] | a model, a KV cache and threads: extends one sequence |
 //! | [`logits`] | the greedy token, log-probabilities |
 //! | [`generate`] | greedy generation |
+//! | [`speculate`] | shapes of drafts, acceptance, as pure logic |
+//! | [`drafter`] | who proposes tokens: the MTP drafter, n-gram look-up |
+//! | [`speculative`] | draft, verify, accept, emit |
 //! | [`tokenizer`], [`template`] | text to ids and back, chat turns |
 //! | [`nano`] | the embedded model |
 
@@ -21,6 +24,7 @@
 pub mod checkpoint;
 pub mod config;
 mod cpu;
+pub mod drafter;
 pub mod engine;
 mod error;
 mod files;
@@ -29,6 +33,8 @@ pub mod logits;
 pub mod model;
 pub mod names;
 pub mod nano;
+pub mod speculate;
+pub mod speculative;
 pub mod template;
 pub mod tokenizer;
 

@@ -11,7 +11,7 @@ pub struct Logits {
     pub(crate) values: Vec<f32>,
     pub(crate) hidden: Vec<f32>,
     pub(crate) head: Arc<HeadRows>,
-    pub(crate) first_position: usize,
+    pub(crate) positions: Vec<usize>,
     pub(crate) hidden_size: usize,
 }
 
@@ -28,7 +28,7 @@ impl Logits {
 
     /// Absolute position of a row: its logits are about the token at the next position.
     pub fn position(&self, row: usize) -> usize {
-        self.first_position + row
+        self.positions[row]
     }
 
     /// Logits of one row, `[head rows]`; pruned tokens (minus infinity) have no entry.
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     fn logits(values: &[f32], head: HeadRows) -> Logits {
-        Logits { values: values.to_vec(), hidden: vec![], head: Arc::new(head), first_position: 7, hidden_size: 0 }
+        Logits { values: values.to_vec(), hidden: vec![], head: Arc::new(head), positions: vec![7], hidden_size: 0 }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kernels::cpu::{Data, Matrix};
 use safetensors::Dtype;
 
-use crate::checkpoint::{Bytes, Checkpoint, Tensor};
+use crate::checkpoint::{Bytes, Checkpoint, Tensor, TensorFiles};
 use crate::config::{LayerConfig, ModelConfig};
 use crate::error::{Error, Result};
 use crate::names;
@@ -35,21 +35,28 @@ pub(crate) struct PleWeights {
     pub post_norm: Vec<f32>,
 }
 
-/// One decoder layer.
-pub(crate) struct LayerWeights {
+/// What every layer has, a drafter's too: queries, the output of attention, the MLP, and the norms around them.
+pub(crate) struct BlockWeights {
     pub input_norm: Vec<f32>,
     pub post_attention_norm: Vec<f32>,
     pub pre_feedforward_norm: Vec<f32>,
     pub post_feedforward_norm: Vec<f32>,
     pub q_proj: Weights,
     pub q_norm: Vec<f32>,
-    pub kv: Option<KvWeights>,
     pub o_proj: Weights,
     pub gate_proj: Weights,
     pub up_proj: Weights,
     pub down_proj: Weights,
-    pub ple: Option<PleWeights>,
     pub scalar: f32,
+    /// Inverse frequencies `[head_dim / 2]` of the rotary embedding.
+    pub inv_freq: Vec<f32>,
+}
+
+/// One decoder layer of a target.
+pub(crate) struct LayerWeights {
+    pub block: BlockWeights,
+    pub kv: Option<KvWeights>,
+    pub ple: Option<PleWeights>,
 }
 
 /// Per-layer embeddings: what is computed once a token, before the layers.
@@ -72,8 +79,6 @@ pub struct Model {
     /// `None`: the head is the embedding.
     untied_head: Option<Weights>,
     head_rows: Arc<HeadRows>,
-    /// Inverse frequencies `[head_dim / 2]` of each layer's rotary embedding.
-    pub(crate) inv_freq: Vec<Arc<[f32]>>,
 }
 
 impl std::fmt::Debug for Model {
@@ -86,14 +91,13 @@ impl Model {
     /// Binds every weight that the configuration implies. Keys and values stored for KV-shared layers are not looked at.
     pub fn load(checkpoint: Checkpoint) -> Result<Model> {
         let config = checkpoint.config();
-        let loader = Loader { checkpoint: &checkpoint, config };
+        let loader = Loader { files: &checkpoint, packed: config.quantization.is_some() };
         let embed = loader.table(names::EMBED, config.vocab_size, config.hidden_size)?;
-        let ple = loader.ple_tables()?;
-        let layers = (0..config.layers.len()).map(|l| loader.layer(l)).collect::<Result<_>>()?;
+        let ple = loader.ple_tables(config)?;
+        let layers = (0..config.layers.len()).map(|l| loader.layer(l, config)).collect::<Result<_>>()?;
         let final_norm = loader.vector(names::FINAL_NORM, config.hidden_size)?;
-        let (untied_head, head_rows) = head::load(&loader)?;
-        let inv_freq = config.layers.iter().map(inverse_frequencies).collect();
-        Ok(Model { embed, ple, layers, final_norm, untied_head, head_rows: Arc::new(head_rows), inv_freq, checkpoint })
+        let (untied_head, head_rows) = head::load(&loader, &checkpoint)?;
+        Ok(Model { embed, ple, layers, final_norm, untied_head, head_rows: Arc::new(head_rows), checkpoint })
     }
 
     /// The configuration.
@@ -118,7 +122,7 @@ impl Model {
 
     /// Inverse frequencies `[head_dim / 2]` of a layer's rotary embedding.
     pub fn inverse_frequencies(&self, layer: usize) -> &[f32] {
-        &self.inv_freq[layer]
+        &self.layers[layer].block.inv_freq
     }
 
     /// A linear by the name of its module (`lm_head`, `layers.3.mlp.down_proj`), for tools that look at weights; `None` where
@@ -132,13 +136,13 @@ impl Model {
         let (index, rest) = names::split_layer(module)?;
         let layer = self.layers.get(index)?;
         match rest {
-            "self_attn.q_proj" => Some(&layer.q_proj),
+            "self_attn.q_proj" => Some(&layer.block.q_proj),
             "self_attn.k_proj" => layer.kv.as_ref().map(|kv| &kv.k_proj),
             "self_attn.v_proj" => layer.kv.as_ref().map(|kv| &kv.v_proj),
-            "self_attn.o_proj" => Some(&layer.o_proj),
-            "mlp.gate_proj" => Some(&layer.gate_proj),
-            "mlp.up_proj" => Some(&layer.up_proj),
-            "mlp.down_proj" => Some(&layer.down_proj),
+            "self_attn.o_proj" => Some(&layer.block.o_proj),
+            "mlp.gate_proj" => Some(&layer.block.gate_proj),
+            "mlp.up_proj" => Some(&layer.block.up_proj),
+            "mlp.down_proj" => Some(&layer.block.down_proj),
             "per_layer_input_gate" => layer.ple.as_ref().map(|p| &p.gate),
             "per_layer_projection" => layer.ple.as_ref().map(|p| &p.projection),
             _ => None,
@@ -160,7 +164,7 @@ impl Model {
 
 /// Frequencies of a layer's rotary embedding: `theta^(-2m/D) / factor` for the rotating pairs, 0 for the others. The exponent
 /// divides by the whole head size also where only a part rotates.
-fn inverse_frequencies(layer: &LayerConfig) -> Arc<[f32]> {
+fn inverse_frequencies(layer: &LayerConfig) -> Vec<f32> {
     let (rope, dim) = (layer.rope, layer.head_dim);
     let frequency = |m: usize| match m < rope.rotating_pairs {
         true => (rope.theta.powf(-2.0 * m as f64 / dim as f64) / rope.factor) as f32,
@@ -171,26 +175,48 @@ fn inverse_frequencies(layer: &LayerConfig) -> Arc<[f32]> {
 
 /// Looks tensors up and checks them.
 pub(crate) struct Loader<'a> {
-    pub checkpoint: &'a Checkpoint,
-    pub config: &'a ModelConfig,
+    pub files: &'a TensorFiles,
+    /// The configuration says that linears may be packed.
+    pub packed: bool,
 }
 
 impl Loader<'_> {
     /// A vector as f32.
     pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
-        let tensor = self.checkpoint.require(name, || format!("shape [{len}]"))?;
+        let tensor = self.files.require(name, || format!("shape [{len}]"))?;
         tensor.expect_shape(&[len])?;
         tensor.to_f32()
     }
 
     /// An unpacked table.
     pub fn table(&self, name: &str, rows: usize, cols: usize) -> Result<Weights> {
-        let tensor = self.checkpoint.require(name, || format!("shape [{rows}, {cols}]"))?;
+        let tensor = self.files.require(name, || format!("shape [{rows}, {cols}]"))?;
         dense(tensor, rows, cols)
     }
 
-    fn ple_tables(&self) -> Result<Option<PleTables>> {
-        let (config, ple) = (self.config, self.config.ple_size);
+    /// What layer `l` has whatever the model. `hidden` is the width of the residual stream.
+    pub fn block(&self, l: usize, layer: &LayerConfig, hidden: usize, heads: usize) -> Result<BlockWeights> {
+        let (q_width, wide) = (heads * layer.head_dim, layer.intermediate_size);
+        let vector = |rest: &str, len| self.vector(&names::layer(l, rest), len);
+        let linear = |rest: &str, rows, cols| self.linear(&names::layer(l, rest), rows, cols);
+        Ok(BlockWeights {
+            input_norm: vector("input_layernorm.weight", hidden)?,
+            post_attention_norm: vector("post_attention_layernorm.weight", hidden)?,
+            pre_feedforward_norm: vector("pre_feedforward_layernorm.weight", hidden)?,
+            post_feedforward_norm: vector("post_feedforward_layernorm.weight", hidden)?,
+            q_proj: linear("self_attn.q_proj", q_width, hidden)?,
+            q_norm: vector("self_attn.q_norm.weight", layer.head_dim)?,
+            o_proj: linear("self_attn.o_proj", hidden, q_width)?,
+            gate_proj: linear("mlp.gate_proj", wide, hidden)?,
+            up_proj: linear("mlp.up_proj", wide, hidden)?,
+            down_proj: linear("mlp.down_proj", hidden, wide)?,
+            scalar: vector("layer_scalar", 1)?[0],
+            inv_freq: inverse_frequencies(layer),
+        })
+    }
+
+    fn ple_tables(&self, config: &ModelConfig) -> Result<Option<PleTables>> {
+        let ple = config.ple_size;
         if ple == 0 {
             return Ok(None);
         }
@@ -202,11 +228,9 @@ impl Loader<'_> {
         }))
     }
 
-    fn layer(&self, l: usize) -> Result<LayerWeights> {
-        let (config, layer) = (self.config, &self.config.layers[l]);
-        let (hidden, dim) = (config.hidden_size, layer.head_dim);
-        let (q_width, kv_width, wide) =
-            (config.num_attention_heads * dim, layer.kv_heads * dim, layer.intermediate_size);
+    fn layer(&self, l: usize, config: &ModelConfig) -> Result<LayerWeights> {
+        let (layer, hidden) = (&config.layers[l], config.hidden_size);
+        let kv_width = layer.kv_heads * layer.head_dim;
         let vector = |rest: &str, len| self.vector(&names::layer(l, rest), len);
         let linear = |rest: &str, rows, cols| self.linear(&names::layer(l, rest), rows, cols);
         let kv = match layer.kv_source {
@@ -214,7 +238,7 @@ impl Loader<'_> {
             None => Some(KvWeights {
                 k_proj: linear("self_attn.k_proj", kv_width, hidden)?,
                 v_proj: linear("self_attn.v_proj", kv_width, hidden)?,
-                k_norm: vector("self_attn.k_norm.weight", dim)?,
+                k_norm: vector("self_attn.k_norm.weight", layer.head_dim)?,
             }),
         };
         let ple = match config.ple_size {
@@ -225,26 +249,13 @@ impl Loader<'_> {
                 post_norm: vector("post_per_layer_input_norm.weight", hidden)?,
             }),
         };
-        Ok(LayerWeights {
-            input_norm: vector("input_layernorm.weight", hidden)?,
-            post_attention_norm: vector("post_attention_layernorm.weight", hidden)?,
-            pre_feedforward_norm: vector("pre_feedforward_layernorm.weight", hidden)?,
-            post_feedforward_norm: vector("post_feedforward_layernorm.weight", hidden)?,
-            q_proj: linear("self_attn.q_proj", q_width, hidden)?,
-            q_norm: vector("self_attn.q_norm.weight", dim)?,
-            kv,
-            o_proj: linear("self_attn.o_proj", hidden, q_width)?,
-            gate_proj: linear("mlp.gate_proj", wide, hidden)?,
-            up_proj: linear("mlp.up_proj", wide, hidden)?,
-            down_proj: linear("mlp.down_proj", hidden, wide)?,
-            ple,
-            scalar: vector("layer_scalar", 1)?[0],
-        })
+        let block = self.block(l, layer, hidden, config.num_attention_heads)?;
+        Ok(LayerWeights { block, kv, ple })
     }
 }
 
 /// A tensor of bf16 or f32 as a matrix.
-fn dense(tensor: Tensor, rows: usize, cols: usize) -> Result<Weights> {
+pub(crate) fn dense(tensor: Tensor, rows: usize, cols: usize) -> Result<Weights> {
     tensor.expect_shape(&[rows, cols])?;
     let data = match tensor.dtype {
         Dtype::BF16 => Data::Bf16(tensor.bytes.clone()),
@@ -258,8 +269,8 @@ impl Loader<'_> {
     /// The error for two tensors that claim to be the same weight.
     pub(crate) fn inconsistent(&self, name: &str, reason: &str) -> Error {
         Error::Inconsistent {
-            path: self.checkpoint.dir().to_path_buf(),
-            tensor: self.checkpoint.full_name(name),
+            path: self.files.dir().to_path_buf(),
+            tensor: self.files.full_name(name),
             reason: reason.into(),
         }
     }

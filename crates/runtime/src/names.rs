@@ -16,6 +16,18 @@ pub const FINAL_NORM: &str = "norm.weight";
 /// The head, a linear at the top level of the file, without prefix.
 pub const LM_HEAD: &str = "lm_head";
 
+/// Linear `[drafter hidden, 2 * target hidden]` of a drafter, from the target's embedding and state.
+pub const PRE_PROJECTION: &str = "pre_projection";
+/// Linear `[target hidden, drafter hidden]` of a drafter, to the state that its next step takes.
+pub const POST_PROJECTION: &str = "post_projection";
+/// Centroids `[clusters, drafter hidden]` of a drafter's clustered head; a linear.
+pub const CENTROIDS: &str = "masked_embedding.centroids";
+/// Token ids `[vocab]` in cluster order.
+pub const TOKEN_ORDERING: &str = "masked_embedding.token_ordering";
+
+/// Beginnings of the names that stand at the top level of a file, without the text model's prefix.
+pub const TOP_LEVEL: [&str; 4] = [LM_HEAD, PRE_PROJECTION, POST_PROJECTION, "masked_embedding."];
+
 /// Linears of a layer (modules, without `.weight`), in the order of the computation.
 pub const LAYER_LINEARS: [&str; 9] = [
     "self_attn.q_proj",

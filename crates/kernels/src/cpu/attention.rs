@@ -54,7 +54,8 @@ impl Partial {
     }
 }
 
-/// `out = sum over j of softmax(q . k_j) v_j` for j in `visible` (cached positions before the row's own), then the row itself.
+/// `out = sum over j of softmax(q . k_j) v_j` for j in `visible` (cached positions), then the row's own key and value, where it
+/// has some (a drafter's query has none; it must see at least one position).
 ///
 /// The scores are not scaled (Gemma 4 has scale 1). Chunks are cut at the constant table of absolute positions, summed
 /// in key order, and merged in chunk order; the self term comes last. So the bits depend on the row's position alone.
@@ -64,7 +65,7 @@ pub fn attend(
     kv: KvView,
     head: usize,
     visible: Range<usize>,
-    own: (&[f32], &[f32]),
+    own: Option<(&[f32], &[f32])>,
     out: &mut [f32],
 ) {
     let mut total = Partial::empty(kv.head_dim);
@@ -83,10 +84,12 @@ pub fn attend(
         }
         total.merge(&chunk);
     }
-    chunk.max = isa.dot(query, own.0);
-    chunk.sum = 1.0;
-    chunk.values.copy_from_slice(own.1);
-    total.merge(&chunk);
+    if let Some((key, value)) = own {
+        chunk.max = isa.dot(query, key);
+        chunk.sum = 1.0;
+        chunk.values.copy_from_slice(value);
+        total.merge(&chunk);
+    }
     for (o, v) in out.iter_mut().zip(&total.values) {
         *o = v / total.sum;
     }

@@ -4,12 +4,13 @@
 
 use std::ops::Range;
 
-use kernels::cpu::{Isa, attend, matmul};
+use kernels::cpu::{Isa, attend};
 
+use super::block::multiply;
 use super::kv::KvCache;
-use super::ops::{self, Rotation};
+use super::ops;
 use crate::config::{LayerConfig, LayerKind, ModelConfig};
-use crate::model::{LayerWeights, Model, Weights};
+use crate::model::{LayerWeights, Model};
 
 /// A point of the computation, for who looks at intermediate values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -36,30 +37,42 @@ pub(crate) struct Pass {
     pub logits: Vec<f32>,
 }
 
-/// The rows that are still being computed: their residual streams, per-layer inputs and positions.
+/// The rows of a pass. A row is a token at a position; what it attends to besides itself are the positions before it in the
+/// sequence, chain rows of the same pass included.
+pub(crate) struct Batch<'a> {
+    /// Continues the sequence, one position after the other.
+    pub chain: &'a [u32],
+    /// Branches: (position, token), each in a side slot. A branch at position p replaces the chain's token there.
+    pub side: &'a [(usize, u32)],
+    /// Rows whose logits are computed: indices into the chain, the side rows counted on.
+    pub wanted: Range<usize>,
+}
+
+/// The rows that are still being computed: their residual streams, per-layer inputs and places.
 struct Rows {
     /// `[rows, hidden]`.
     x: Vec<f32>,
     /// `[rows, layers * ple]`.
     ple: Vec<f32>,
-    positions: Vec<usize>,
+    places: Vec<Place>,
 }
 
-/// Appends `tokens` to the sequence in `kv` and computes logits for those in `wanted` (indices into `tokens`).
+/// Where a row stands.
+#[derive(Clone, Copy)]
+struct Place {
+    position: usize,
+    /// Side slot that holds its key and value; `None` for a row of the sequence.
+    slot: Option<usize>,
+}
+
+/// Appends the chain of `batch` to the sequence in `kv`, puts its side rows into side slots, and computes the wanted logits.
 ///
-/// The caller has checked that the ids are in the vocabulary and that `wanted` lies inside `tokens`.
-pub(crate) fn forward(
-    isa: Isa,
-    model: &Model,
-    kv: &mut KvCache,
-    tokens: &[u32],
-    wanted: Range<usize>,
-    observe: &mut Observer,
-) -> Pass {
+/// The caller has checked that ids are in the vocabulary, that side rows stand inside the chain, and that `wanted` exists.
+pub(crate) fn forward(isa: Isa, model: &Model, kv: &mut KvCache, batch: Batch, observe: &mut Observer) -> Pass {
     let config = model.config();
     let pass = Computation { isa, model, config };
-    let begin = kv.len();
-    let mut rows = pass.inputs(tokens, begin);
+    let (begin, wanted) = (kv.len(), batch.wanted.clone());
+    let mut rows = pass.inputs(&batch, begin);
     observe(Stage::Embed, &rows.x);
     observe(Stage::Ple, &rows.ple);
     for (l, weights) in model.layers.iter().enumerate() {
@@ -67,16 +80,16 @@ pub(crate) fn forward(
             // From here on no layer stores keys or values, so only the wanted rows matter.
             rows.keep(wanted.clone(), config);
         }
-        pass.layer(l, weights, &mut rows, kv);
+        pass.layer(l, weights, &mut rows, kv, batch.chain.len());
         observe(Stage::Layer(l), &rows.x);
     }
     if config.num_kv_shared_layers == 0 {
         rows.keep(wanted, config);
     }
-    kv.commit(begin + tokens.len());
+    kv.commit(begin + batch.chain.len());
     let hidden = ops::normed(&rows.x, &model.final_norm, config.rms_norm_eps);
     observe(Stage::FinalNorm, &hidden);
-    let mut logits = pass.multiply(model.head(), &hidden);
+    let mut logits = multiply(isa, model.head(), &hidden);
     if let Some(cap) = config.final_logit_softcapping {
         ops::each_row(&mut logits, model.head().rows(), 50, |_, row| ops::softcap(row, cap));
     }
@@ -89,7 +102,7 @@ impl Rows {
         self.x = self.x[wanted.start * width..wanted.end * width].to_vec();
         let width = config.layers.len() * config.ple_size;
         self.ple = self.ple[wanted.start * width..wanted.end * width].to_vec();
-        self.positions = self.positions[wanted].to_vec();
+        self.places = self.places[wanted].to_vec();
     }
 }
 
@@ -100,19 +113,15 @@ struct Computation<'a> {
 }
 
 impl Computation<'_> {
-    /// `x W^T` for every row of x.
-    fn multiply(&self, w: &Weights, x: &[f32]) -> Vec<f32> {
-        let mut y = vec![0.0; x.len() / w.cols() * w.rows()];
-        matmul(self.isa, &w.view(), x, &mut y);
-        y
-    }
-
     /// Section 3: scaled embeddings and per-layer inputs.
-    fn inputs(&self, tokens: &[u32], begin: usize) -> Rows {
+    fn inputs(&self, batch: &Batch, begin: usize) -> Rows {
         let (config, hidden) = (self.config, self.config.hidden_size);
+        let tokens: Vec<u32> = batch.chain.iter().copied().chain(batch.side.iter().map(|s| s.1)).collect();
+        let chain = (0..batch.chain.len()).map(|i| Place { position: begin + i, slot: None });
+        let side = batch.side.iter().enumerate().map(|(i, s)| Place { position: s.0, slot: Some(i) });
         let scale = (hidden as f32).sqrt();
         let mut x = Vec::with_capacity(tokens.len() * hidden);
-        for &t in tokens {
+        for &t in &tokens {
             x.extend(self.model.embed.row(t as usize).iter().map(|e| e * scale));
         }
         let ple = match &self.model.ple {
@@ -122,7 +131,7 @@ impl Computation<'_> {
                 let (size, eps) = (config.ple_size, config.rms_norm_eps);
                 let width = config.layers.len() * size;
                 let (projected, looked_up) = ((hidden as f32).sqrt().recip(), (size as f32).sqrt());
-                let mut ple = self.multiply(&tables.projection, &x);
+                let mut ple = multiply(self.isa, &tables.projection, &x);
                 ops::each_row(&mut ple, width, 4, |r, row| {
                     let embedded = tables.embed.row(tokens[r] as usize);
                     for (context, token) in row.chunks_exact_mut(size).zip(embedded.chunks_exact(size)) {
@@ -136,43 +145,37 @@ impl Computation<'_> {
                 ple
             }
         };
-        Rows { x, ple, positions: (begin..begin + tokens.len()).collect() }
+        Rows { x, ple, places: chain.chain(side).collect() }
     }
 
     /// Section 4: attention, MLP and per-layer input, each added to the residual stream after a norm of its own.
-    fn layer(&self, l: usize, w: &LayerWeights, rows: &mut Rows, kv: &mut KvCache) {
-        let eps = self.config.rms_norm_eps;
-        let attended = self.attention(l, w, rows, kv);
-        ops::add(&mut rows.x, &ops::normed(&attended, &w.post_attention_norm, eps));
-
-        let y = ops::normed(&rows.x, &w.pre_feedforward_norm, eps);
-        let mut gate = self.multiply(&w.gate_proj, &y);
-        ops::gelu_times(&mut gate, &self.multiply(&w.up_proj, &y));
-        let mlp = self.multiply(&w.down_proj, &gate);
-        ops::add(&mut rows.x, &ops::normed(&mlp, &w.post_feedforward_norm, eps));
-
+    fn layer(&self, l: usize, w: &LayerWeights, rows: &mut Rows, kv: &mut KvCache, chain: usize) {
+        let (isa, eps) = (self.isa, self.config.rms_norm_eps);
+        let attended = self.attention(l, w, rows, kv, chain);
+        w.block.add_attention(isa, &mut rows.x, &attended, eps);
+        w.block.add_mlp(isa, &mut rows.x, eps);
         if let Some(ple) = &w.ple {
             let (size, layers) = (self.config.ple_size, self.config.layers.len());
-            let mut gate = self.multiply(&ple.gate, &rows.x);
+            let mut gate = multiply(isa, &ple.gate, &rows.x);
             let inputs: Vec<f32> =
                 rows.ple.chunks_exact(layers * size).flat_map(|row| &row[l * size..][..size]).copied().collect();
             ops::gelu_times(&mut gate, &inputs);
-            let projected = self.multiply(&ple.projection, &gate);
+            let projected = multiply(isa, &ple.projection, &gate);
             ops::add(&mut rows.x, &ops::normed(&projected, &ple.post_norm, eps));
         }
-        rows.x.iter_mut().for_each(|x| *x *= w.scalar);
+        w.block.scale(&mut rows.x);
     }
 
-    /// Section 5. The new keys and values are appended to the cache first, so that a row's own are the stored ones.
-    fn attention(&self, l: usize, w: &LayerWeights, rows: &Rows, kv: &mut KvCache) -> Vec<f32> {
-        let (config, layer) = (self.config, &self.config.layers[l]);
+    /// Section 5. The new keys and values are stored first, so that a row's own are the stored ones.
+    fn attention(&self, l: usize, w: &LayerWeights, rows: &Rows, kv: &mut KvCache, chain: usize) -> Vec<f32> {
+        let (isa, config, layer) = (self.isa, self.config, &self.config.layers[l]);
         let (heads, dim, eps) = (config.num_attention_heads, layer.head_dim, config.rms_norm_eps);
-        let y = ops::normed(&rows.x, &w.input_norm, eps);
-        let rotations: Vec<Rotation> =
-            rows.positions.iter().map(|&p| Rotation::new(p, &self.model.inv_freq[l])).collect();
+        let y = ops::normed(&rows.x, &w.block.input_norm, eps);
+        let positions: Vec<usize> = rows.places.iter().map(|p| p.position).collect();
+        let rotations = w.block.rotations(&positions);
 
         if let Some(own) = &w.kv {
-            let (mut k, mut v) = (self.multiply(&own.k_proj, &y), self.multiply(&own.v_proj, &y));
+            let (mut k, mut v) = (multiply(isa, &own.k_proj, &y), multiply(isa, &own.v_proj, &y));
             for (row, rotation) in k.chunks_exact_mut(layer.kv_heads * dim).zip(&rotations) {
                 for head in row.chunks_exact_mut(dim) {
                     ops::rms_norm(head, Some(&own.k_norm), eps);
@@ -180,27 +183,25 @@ impl Computation<'_> {
                 }
             }
             v.chunks_exact_mut(dim).for_each(|head| ops::rms_norm(head, None, eps));
-            kv.append(l, &k, &v);
+            kv.append(l, &k, &v, chain);
         }
 
-        let mut q = self.multiply(&w.q_proj, &y);
-        for (row, rotation) in q.chunks_exact_mut(heads * dim).zip(&rotations) {
-            for head in row.chunks_exact_mut(dim) {
-                ops::rms_norm(head, Some(&w.q_norm), eps);
-                rotation.apply(head);
-            }
-        }
-
-        let view = kv.view(config.kv_layer(l));
+        let q = w.block.queries(isa, &y, &rotations, eps);
+        let source = config.kv_layer(l);
+        let (cached, side) = (kv.view(source), kv.side(source));
         let queries_per_kv = heads / layer.kv_heads;
-        let longest = rows.positions.last().map_or(0, |&last| visible(layer, config, last).len());
+        let longest = positions.iter().max().map_or(0, |&p| visible(layer, config, p).len());
         let mut out = vec![0.0; q.len()];
         ops::each_row(&mut out, dim, longest + 1, |i, out| {
-            let (position, head) = (rows.positions[i / heads], i % heads / queries_per_kv);
-            let query = &q[i * dim..][..dim];
-            attend(self.isa, query, view, head, visible(layer, config, position), view.pair(position, head), out);
+            let (place, head) = (rows.places[i / heads], i % heads / queries_per_kv);
+            let own = match place.slot {
+                None => cached.pair(place.position, head),
+                Some(slot) => side.pair(slot, head),
+            };
+            let visible = visible(layer, config, place.position);
+            attend(isa, &q[i * dim..][..dim], cached, head, visible, Some(own), out);
         });
-        self.multiply(&w.o_proj, &out)
+        out
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::{Loader, Weights};
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::names;
 
@@ -68,8 +69,8 @@ impl HeadRows {
 }
 
 /// The untied head, if there is one, and its rows.
-pub(super) fn load(loader: &Loader) -> Result<(Option<Weights>, HeadRows)> {
-    let (config, checkpoint) = (loader.config, loader.checkpoint);
+pub(super) fn load(loader: &Loader, checkpoint: &Checkpoint) -> Result<(Option<Weights>, HeadRows)> {
+    let config = checkpoint.config();
     match (config.tie_word_embeddings, checkpoint.keepset()) {
         (true, None) => Ok((None, HeadRows::full(config.vocab_size))),
         (true, Some(_)) => Err(Error::Field {

@@ -10,11 +10,11 @@ impl Loader<'_> {
     /// The linear `module` (a name without `.weight`) with weights `[rows, cols]`.
     pub(crate) fn linear(&self, module: &str, rows: usize, cols: usize) -> Result<Weights> {
         let (plain, packed) = (format!("{module}.weight"), format!("{module}.weight_packed"));
-        match (self.checkpoint.has(&plain), self.checkpoint.has(&packed)) {
+        match (self.files.has(&plain), self.files.has(&packed)) {
             (true, true) => Err(self.inconsistent(&plain, "stands beside a packed copy; one of the two must go")),
             (false, true) => self.packed(module, rows, cols),
             _ => {
-                let tensor = self.checkpoint.require(&plain, || format!("shape [{rows}, {cols}], or `{packed}`"))?;
+                let tensor = self.files.require(&plain, || format!("shape [{rows}, {cols}], or `{packed}`"))?;
                 dense(tensor, rows, cols)
             }
         }
@@ -22,27 +22,27 @@ impl Loader<'_> {
 
     fn packed(&self, module: &str, rows: usize, cols: usize) -> Result<Weights> {
         let name = |suffix: &str| format!("{module}.{suffix}");
-        if self.config.quantization.is_none() {
+        if !self.packed {
             return Err(
                 self.inconsistent(&name("weight_packed"), "is packed, but config.json has no quantization_config")
             );
         }
         for (suffix, what) in [("weight_zero_point", "a zero point"), ("weight_g_idx", "an activation order")] {
-            if self.checkpoint.has(&name(suffix)) {
+            if self.files.has(&name(suffix)) {
                 return Err(Error::Unsupported {
-                    path: self.checkpoint.dir().to_path_buf(),
-                    what: format!("{what} (`{}`)", self.checkpoint.full_name(&name(suffix))),
+                    path: self.files.dir().to_path_buf(),
+                    what: format!("{what} (`{}`)", self.files.full_name(&name(suffix))),
                     hint: "this program reads symmetric weights in input order".into(),
                 });
             }
         }
         let words = cols.div_ceil(8);
-        let packed = self.checkpoint.require(&name("weight_packed"), || format!("I32 [{rows}, {words}]"))?;
+        let packed = self.files.require(&name("weight_packed"), || format!("I32 [{rows}, {words}]"))?;
         packed.expect_shape(&[rows, words])?;
         if packed.dtype != Dtype::I32 {
             return Err(packed.mismatch("I32"));
         }
-        let shape = self.checkpoint.require(&name("weight_shape"), || "I64 [2]".into())?;
+        let shape = self.files.require(&name("weight_shape"), || "I64 [2]".into())?;
         if shape.dtype != Dtype::I64 || shape.shape != [2] {
             return Err(shape.mismatch("I64 [2]"));
         }
@@ -51,7 +51,7 @@ impl Loader<'_> {
             let reason = format!("says {stored:?}, but the configuration implies [{rows}, {cols}]");
             return Err(self.inconsistent(&name("weight_shape"), &reason));
         }
-        let scales = self.checkpoint.require(&name("weight_scale"), || format!("BF16 [{rows}, groups]"))?;
+        let scales = self.files.require(&name("weight_scale"), || format!("BF16 [{rows}, groups]"))?;
         let groups = match scales.shape[..] {
             [r, groups] if r == rows && groups > 0 && cols.is_multiple_of(groups) => groups,
             _ => return Err(scales.mismatch(format!("[{rows}, a divisor of {cols}]"))),

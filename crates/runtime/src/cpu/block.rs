@@ -1,0 +1,58 @@
+//! What a layer of a target and a layer of a drafter have in common (specification, sections 4 and 5): queries, the output of
+//! attention and the MLP, each added to the residual stream after a norm of its own.
+
+use kernels::cpu::{Isa, matmul};
+
+use super::ops::{self, Rotation};
+use crate::model::{BlockWeights, Weights};
+
+/// `x W^T` for every row of x.
+pub(crate) fn multiply(isa: Isa, w: &Weights, x: &[f32]) -> Vec<f32> {
+    let mut y = vec![0.0; x.len() / w.cols() * w.rows()];
+    matmul(isa, &w.view(), x, &mut y);
+    y
+}
+
+impl BlockWeights {
+    /// Components of a query head.
+    pub(crate) fn head_dim(&self) -> usize {
+        self.q_norm.len()
+    }
+
+    /// Rotations of this layer's heads at each position.
+    pub(crate) fn rotations(&self, positions: &[usize]) -> Vec<Rotation> {
+        positions.iter().map(|&p| Rotation::new(p, &self.inv_freq)).collect()
+    }
+
+    /// Queries `[rows, heads, head_dim]` of the normed rows `y`: a norm over each head, then the rotary embedding.
+    pub(crate) fn queries(&self, isa: Isa, y: &[f32], rotations: &[Rotation], eps: f32) -> Vec<f32> {
+        let mut q = multiply(isa, &self.q_proj, y);
+        for (row, rotation) in q.chunks_exact_mut(self.q_proj.rows()).zip(rotations) {
+            for head in row.chunks_exact_mut(self.head_dim()) {
+                ops::rms_norm(head, Some(&self.q_norm), eps);
+                rotation.apply(head);
+            }
+        }
+        q
+    }
+
+    /// `x + rms(W_o attended)`.
+    pub(crate) fn add_attention(&self, isa: Isa, x: &mut [f32], attended: &[f32], eps: f32) {
+        let projected = multiply(isa, &self.o_proj, attended);
+        ops::add(x, &ops::normed(&projected, &self.post_attention_norm, eps));
+    }
+
+    /// `x + rms(W_d (gelu(W_g y) * W_u y))` with y the normed x.
+    pub(crate) fn add_mlp(&self, isa: Isa, x: &mut [f32], eps: f32) {
+        let y = ops::normed(x, &self.pre_feedforward_norm, eps);
+        let mut gate = multiply(isa, &self.gate_proj, &y);
+        ops::gelu_times(&mut gate, &multiply(isa, &self.up_proj, &y));
+        let mlp = multiply(isa, &self.down_proj, &gate);
+        ops::add(x, &ops::normed(&mlp, &self.post_feedforward_norm, eps));
+    }
+
+    /// The scalar multiplies the whole stream, last.
+    pub(crate) fn scale(&self, x: &mut [f32]) {
+        x.iter_mut().for_each(|x| *x *= self.scalar);
+    }
+}

@@ -1,0 +1,158 @@
+//! Speculative decoding: draft, verify in one pass, accept, emit. Chain and star are one loop; a draft without branches is a
+//! chain.
+//!
+//! What comes out is what [`crate::generate::greedy`] gives, token for token, and after every step the cache holds exactly what it
+//! would hold there.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use crate::drafter::{DraftContext, Drafter};
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::generate::{GenerateOptions, Generation, StopReason, ms_since, prefill};
+use crate::speculate::{Acceptance, Branch, Shape, accept, cut};
+
+/// One step, for statistics and for comparison with another implementation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// Main drafts, depth by depth.
+    pub main: Vec<u32>,
+    /// Branches of each depth.
+    pub branches: Vec<Vec<u32>>,
+    /// Drafted tokens accepted, an accepted branch included, not cut at a stop token or a limit. The step yields one more.
+    pub accepted: usize,
+    /// Index in the output of the first token that the step yielded.
+    pub at: usize,
+    /// Time of drafting in ms.
+    pub draft_ms: f64,
+    /// Time of the target's pass in ms.
+    pub verify_ms: f64,
+    /// Time of the whole step in ms.
+    pub total_ms: f64,
+}
+
+/// All steps of a generation. The first token comes from the prefill and belongs to none.
+#[derive(Debug, Clone, Default)]
+pub struct Speculation {
+    /// In order.
+    pub steps: Vec<Step>,
+    /// Counts for the choice of a shape.
+    pub acceptance: Acceptance,
+}
+
+impl Speculation {
+    /// Mean tokens a step: accepted drafts and one of the target's own. `None` without steps.
+    pub fn tokens_per_step(&self) -> Option<f64> {
+        let accepted: usize = self.steps.iter().map(|s| s.accepted).sum();
+        (!self.steps.is_empty()).then(|| accepted as f64 / self.steps.len() as f64 + 1.0)
+    }
+
+    /// Whether the drafter hardly ever hits: over at least 32 drafted steps, fewer than one in fifty has its first draft accepted.
+    /// A trained drafter on its own target accepts more than half; this one more likely belongs to another.
+    pub fn looks_mismatched(&self) -> bool {
+        let (Some(&reached), Some(&hit)) = (self.acceptance.reached.first(), self.acceptance.main.first()) else {
+            return false;
+        };
+        reached >= 32 && hit * 50 < reached
+    }
+}
+
+/// Continues `prompt` greedily from an empty sequence, with drafts of at most `shape`. `on_token` sees every id as it is decided and
+/// may end the generation. [`Generation::step_ms`] holds one entry a step.
+pub fn speculative(
+    engine: &mut Engine,
+    drafter: &mut dyn Drafter,
+    prompt: &[u32],
+    shape: &Shape,
+    options: &GenerateOptions,
+    mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+) -> Result<(Generation, Speculation)> {
+    engine.reset();
+    let mut out = Generation { token_ids: vec![], prefill_ms: 0.0, step_ms: vec![], stop: StopReason::Length };
+    let mut speculation = Speculation::default();
+    let started = Instant::now();
+    let logits = prefill(engine, prompt, options.prefill_chunk)?;
+    if options.max_tokens == 0 {
+        out.prefill_ms = ms_since(started);
+        return Ok((out, speculation));
+    }
+    let mut hidden = logits.hidden(0).to_vec();
+    let mut sequence = prompt.to_vec();
+    let mut emitted = vec![logits.argmax(0)?];
+    out.prefill_ms = ms_since(started);
+    loop {
+        let room = options.max_tokens - out.token_ids.len();
+        let kept = cut(&emitted, &options.stop_ids, room);
+        let mut ended = false;
+        for &token in &emitted[..kept] {
+            out.token_ids.push(token);
+            sequence.push(token);
+            ended = on_token(token).is_break();
+            if ended {
+                break;
+            }
+        }
+        // The newest token is decided but not run: the cache ends before it, wherever the output was cut.
+        engine.truncate(sequence.len() - 1);
+        let stopped = out.token_ids.last().is_some_and(|t| options.stop_ids.contains(t));
+        let stop = match () {
+            _ if stopped => Some(StopReason::Stop),
+            _ if ended => Some(StopReason::Cancelled),
+            _ if out.token_ids.len() == options.max_tokens => Some(StopReason::Length),
+            _ if engine.len() == engine.context() => Some(StopReason::Context),
+            _ => None,
+        };
+        if let Some(stop) = stop {
+            out.stop = stop;
+            return Ok((out, speculation));
+        }
+        let step = Instant::now();
+        let at = out.token_ids.len();
+        let (record, next, state) = run_step(engine, drafter, &sequence, &hidden, shape, &mut speculation.acceptance)?;
+        (emitted, hidden) = (next, state);
+        let total_ms = ms_since(step);
+        out.step_ms.push(total_ms);
+        speculation.steps.push(Step { at, total_ms, ..record });
+    }
+}
+
+/// Draft, verify, accept: the step's record, what it emits, and the state that the next one continues from.
+fn run_step(
+    engine: &mut Engine,
+    drafter: &mut dyn Drafter,
+    sequence: &[u32],
+    hidden: &[f32],
+    shape: &Shape,
+    acceptance: &mut Acceptance,
+) -> Result<(Step, Vec<u32>, Vec<f32>)> {
+    let base = engine.len();
+    // The base row takes one position, each draft one more.
+    let shape = shape.limited(engine.context() - base - 1);
+    let started = Instant::now();
+    let draft = drafter.draft(&DraftContext { engine, tokens: sequence, hidden }, &shape)?;
+    let draft_ms = ms_since(started);
+    let ranked = &draft.ranked[..draft.ranked.len().min(shape.depth())];
+    let main: Vec<u32> = ranked.iter().map(|c| c[0]).collect();
+    let alternatives: Vec<Vec<u32>> =
+        ranked.iter().enumerate().map(|(d, c)| c[1..].iter().copied().take(shape.branches(d + 1)).collect()).collect();
+    let branches: Vec<Branch> = alternatives
+        .iter()
+        .enumerate()
+        .flat_map(|(d, tokens)| tokens.iter().map(move |&token| Branch { depth: d + 1, token }))
+        .collect();
+
+    let started = Instant::now();
+    let chain: Vec<u32> = sequence.last().copied().into_iter().chain(main.iter().copied()).collect();
+    let logits = engine.verify(&chain, &branches)?;
+    let choices = (0..logits.rows()).map(|r| logits.argmax(r)).collect::<Result<Vec<u32>>>()?;
+    let verify_ms = ms_since(started);
+
+    let outcome = accept(&main, &branches, &choices);
+    engine.settle(base + outcome.main + 1, outcome.branch);
+    acceptance.count(ranked, &choices);
+    let state = logits.hidden(outcome.last_row).to_vec();
+    let accepted = outcome.emitted.len() - 1;
+    let step = Step { main, branches: alternatives, accepted, at: 0, draft_ms, verify_ms, total_ms: 0.0 };
+    Ok((step, outcome.emitted, state))
+}
