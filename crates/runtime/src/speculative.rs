@@ -11,7 +11,8 @@ use crate::drafter::{DraftContext, Drafter};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::generate::{GenerateOptions, Generation, StopReason, ms_since, prefill};
-use crate::speculate::{Acceptance, Branch, Shape, accept, cut};
+use crate::logits::Logits;
+use crate::speculate::{Acceptance, Branch, Outcome, Shape, accept, cut};
 
 /// One step, for statistics and for comparison with another implementation.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,7 +67,24 @@ pub fn speculative(
     prompt: &[u32],
     shape: &Shape,
     options: &GenerateOptions,
+    on_token: impl FnMut(u32) -> ControlFlow<()>,
+) -> Result<(Generation, Speculation)> {
+    speculative_observed(engine, drafter, prompt, shape, options, on_token, &mut |_, _| {})
+}
+
+/// Sees the logits that each token was chosen from: its index in the output, and a row of `[head rows]`. Tokens that are then cut
+/// off at a stop token or a limit are shown, too.
+pub type LogitObserver<'a> = dyn FnMut(usize, &[f32]) + 'a;
+
+/// [`speculative`] that shows the logits behind every decision.
+pub fn speculative_observed(
+    engine: &mut Engine,
+    drafter: &mut dyn Drafter,
+    prompt: &[u32],
+    shape: &Shape,
+    options: &GenerateOptions,
     mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+    observe: &mut LogitObserver,
 ) -> Result<(Generation, Speculation)> {
     engine.reset();
     let mut out = Generation { token_ids: vec![], prefill_ms: 0.0, step_ms: vec![], stop: StopReason::Length };
@@ -80,6 +98,7 @@ pub fn speculative(
     let mut hidden = logits.hidden(0).to_vec();
     let mut sequence = prompt.to_vec();
     let mut emitted = vec![logits.argmax(0)?];
+    observe(0, logits.row(0));
     out.prefill_ms = ms_since(started);
     loop {
         let room = options.max_tokens - out.token_ids.len();
@@ -108,51 +127,69 @@ pub fn speculative(
             return Ok((out, speculation));
         }
         let step = Instant::now();
+        let taken = run_step(engine, drafter, &sequence, &hidden, shape)?;
+        speculation.acceptance.count(&taken.ranked, &taken.choices);
         let at = out.token_ids.len();
-        let (record, next, state) = run_step(engine, drafter, &sequence, &hidden, shape, &mut speculation.acceptance)?;
-        (emitted, hidden) = (next, state);
+        // The rows that chose: base and each accepted main draft, then the accepted branch.
+        let rows = (0..=taken.outcome.main).chain(taken.outcome.branch.map(|_| taken.outcome.last_row));
+        rows.enumerate().for_each(|(i, row)| observe(at + i, taken.logits.row(row)));
+        hidden = taken.logits.hidden(taken.outcome.last_row).to_vec();
+        emitted = taken.outcome.emitted;
         let total_ms = ms_since(step);
         out.step_ms.push(total_ms);
-        speculation.steps.push(Step { at, total_ms, ..record });
+        speculation.steps.push(Step {
+            main: taken.main,
+            branches: taken.branches,
+            accepted: emitted.len() - 1,
+            at,
+            draft_ms: taken.draft_ms,
+            verify_ms: taken.verify_ms,
+            total_ms,
+        });
     }
 }
 
-/// Draft, verify, accept: the step's record, what it emits, and the state that the next one continues from.
+/// A step as it came out of the target.
+struct Taken {
+    ranked: Vec<Vec<u32>>,
+    main: Vec<u32>,
+    branches: Vec<Vec<u32>>,
+    logits: Logits,
+    choices: Vec<u32>,
+    outcome: Outcome,
+    draft_ms: f64,
+    verify_ms: f64,
+}
+
+/// Draft, verify, accept; the cache then ends where the accepted tokens do.
 fn run_step(
     engine: &mut Engine,
     drafter: &mut dyn Drafter,
     sequence: &[u32],
     hidden: &[f32],
     shape: &Shape,
-    acceptance: &mut Acceptance,
-) -> Result<(Step, Vec<u32>, Vec<f32>)> {
+) -> Result<Taken> {
     let base = engine.len();
     // The base row takes one position, each draft one more.
     let shape = shape.limited(engine.context() - base - 1);
     let started = Instant::now();
-    let draft = drafter.draft(&DraftContext { engine, tokens: sequence, hidden }, &shape)?;
+    let mut ranked = drafter.draft(&DraftContext { engine, tokens: sequence, hidden }, &shape)?.ranked;
+    ranked.truncate(shape.depth());
     let draft_ms = ms_since(started);
-    let ranked = &draft.ranked[..draft.ranked.len().min(shape.depth())];
-    let main: Vec<u32> = ranked.iter().map(|c| c[0]).collect();
-    let alternatives: Vec<Vec<u32>> =
-        ranked.iter().enumerate().map(|(d, c)| c[1..].iter().copied().take(shape.branches(d + 1)).collect()).collect();
-    let branches: Vec<Branch> = alternatives
-        .iter()
-        .enumerate()
-        .flat_map(|(d, tokens)| tokens.iter().map(move |&token| Branch { depth: d + 1, token }))
-        .collect();
+
+    let main: Vec<u32> = ranked.iter().map(|candidates| candidates[0]).collect();
+    let wanted = ranked.iter().enumerate().map(|(d, candidates)| (d + 1, &candidates[1..]));
+    let branches: Vec<Vec<u32>> = wanted.map(|(d, rest)| rest[..shape.branches(d).min(rest.len())].to_vec()).collect();
+    let side =
+        branches.iter().enumerate().flat_map(|(d, b)| b.iter().map(move |&token| Branch { depth: d + 1, token }));
+    let side: Vec<Branch> = side.collect();
 
     let started = Instant::now();
-    let chain: Vec<u32> = sequence.last().copied().into_iter().chain(main.iter().copied()).collect();
-    let logits = engine.verify(&chain, &branches)?;
+    let chain: Vec<u32> = sequence.last().into_iter().chain(&main).copied().collect();
+    let logits = engine.verify(&chain, &side)?;
     let choices = (0..logits.rows()).map(|r| logits.argmax(r)).collect::<Result<Vec<u32>>>()?;
     let verify_ms = ms_since(started);
-
-    let outcome = accept(&main, &branches, &choices);
+    let outcome = accept(&main, &side, &choices);
     engine.settle(base + outcome.main + 1, outcome.branch);
-    acceptance.count(ranked, &choices);
-    let state = logits.hidden(outcome.last_row).to_vec();
-    let accepted = outcome.emitted.len() - 1;
-    let step = Step { main, branches: alternatives, accepted, at: 0, draft_ms, verify_ms, total_ms: 0.0 };
-    Ok((step, outcome.emitted, state))
+    Ok(Taken { ranked, main, branches, logits, choices, outcome, draft_ms, verify_ms })
 }
