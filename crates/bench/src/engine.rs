@@ -4,7 +4,10 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use runtime::Engine;
+use runtime::drafter::Drafter;
 use runtime::generate::{GenerateOptions, PREFILL_CHUNK, StopReason, greedy};
+use runtime::speculate::Shape;
+use runtime::speculative::speculative;
 
 use crate::error::Result;
 use crate::prompts::{Form, Prompt};
@@ -15,13 +18,20 @@ pub struct EngineTarget<'a> {
     label: String,
     engine: Engine,
     stop_ids: Vec<u32>,
+    drafting: Option<(Box<dyn Drafter>, Shape)>,
     cancel: &'a AtomicBool,
 }
 
 impl<'a> EngineTarget<'a> {
     /// An engine under a name. `stop_ids` end a completion where end-of-sequence is not ignored; `cancel` ends one in progress.
     pub fn new(label: &str, engine: Engine, stop_ids: Vec<u32>, cancel: &'a AtomicBool) -> EngineTarget<'a> {
-        EngineTarget { label: label.to_string(), engine, stop_ids, cancel }
+        EngineTarget { label: label.to_string(), engine, stop_ids, drafting: None, cancel }
+    }
+
+    /// Decodes speculatively.
+    pub fn with_drafts(mut self, drafter: Box<dyn Drafter>, shape: Shape) -> EngineTarget<'a> {
+        self.drafting = Some((drafter, shape));
+        self
     }
 
     /// The engine.
@@ -45,7 +55,14 @@ impl Target for EngineTarget<'_> {
         let options = GenerateOptions { max_tokens, stop_ids, prefill_chunk: PREFILL_CHUNK };
         let cancel = self.cancel;
         let watch = |_| if cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-        let made = greedy(&mut self.engine, prompt, &options, watch).map_err(|e| Failure::Failed(e.to_string()))?;
+        let engine = &mut self.engine;
+        let made = match &mut self.drafting {
+            None => greedy(engine, prompt, &options, watch),
+            Some((drafter, shape)) => {
+                speculative(engine, &mut **drafter, prompt, shape, &options, watch).map(|(made, _)| made)
+            }
+        };
+        let made = made.map_err(|e| Failure::Failed(e.to_string()))?;
         match made.stop {
             StopReason::Cancelled => Err(Failure::Cancelled),
             StopReason::Context => {

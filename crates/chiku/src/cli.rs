@@ -40,7 +40,7 @@ pub enum Command {
     Verify(verify::VerifyArgs),
     /// Measure tokens per second.
     #[command(subcommand_required = false, args_conflicts_with_subcommands = true)]
-    Bench(bench::BenchArgs),
+    Bench(Box<bench::BenchArgs>),
     /// What this machine can do, and what is missing.
     Doctor(doctor::DoctorArgs),
 }

@@ -7,4 +7,5 @@ pub mod doctor;
 pub mod generate;
 pub mod logits;
 pub mod ppl;
+pub mod stats;
 pub mod verify;

@@ -5,6 +5,7 @@
 
 mod cli;
 mod commands;
+mod draft;
 mod exit;
 mod interrupt;
 mod output;

@@ -9,7 +9,10 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use runtime::Engine;
-use runtime::generate::{GenerateOptions, greedy};
+use runtime::drafter::Drafter;
+use runtime::generate::{GenerateOptions, PREFILL_CHUNK, greedy};
+use runtime::speculate::Shape;
+use runtime::speculative::speculative_observed;
 
 use crate::error::{Error, Result};
 use crate::forward::{Forward, Rows};
@@ -173,6 +176,46 @@ impl<F: Forward> Path for Rescore<F> {
             }
         }
         Ok(trace)
+    }
+}
+
+/// Speculative decoding: drafts, one verify pass a step, the accepted rows' logits.
+pub struct Drafted {
+    engine: Engine,
+    drafter: Box<dyn Drafter>,
+    shape: Shape,
+    name: String,
+}
+
+impl Drafted {
+    /// On an engine of its own.
+    pub fn new(engine: Engine, drafter: Box<dyn Drafter>, shape: Shape) -> Drafted {
+        let name = format!("draft-{}-{shape}", drafter.name());
+        Drafted { engine, drafter, shape, name }
+    }
+}
+
+impl Path for Drafted {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(&mut self, case: &Case<'_>) -> Result<Trace> {
+        let options = GenerateOptions { max_tokens: case.tokens, stop_ids: vec![], prefill_chunk: PREFILL_CHUNK };
+        let go_on = |_| if case.check_cancel().is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+        let mut logits: Vec<Vec<f32>> = Vec::new();
+        let mut observe = |index: usize, row: &[f32]| {
+            if case.logits && index < case.tokens {
+                logits.truncate(index);
+                logits.push(row.to_vec());
+            }
+        };
+        let prompt = &case.prompt.token_ids;
+        let (engine, drafter) = (&mut self.engine, &mut *self.drafter);
+        let made = speculative_observed(engine, drafter, prompt, &self.shape, &options, go_on, &mut observe);
+        let (generation, _) = made.map_err(|e| case.failed(e))?;
+        case.check_cancel()?;
+        Ok(Trace { token_ids: generation.token_ids, logits })
     }
 }
 

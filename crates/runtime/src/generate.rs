@@ -60,7 +60,7 @@ pub struct Generation {
     pub token_ids: Vec<u32>,
     /// Time to the first token in ms: the prompt, and its argmax.
     pub prefill_ms: f64,
-    /// Time of each later step in ms; one entry a token after the first.
+    /// Time of each later step in ms. A plain step yields one token, a speculative one up to K + 1.
     pub step_ms: Vec<f64>,
     /// Why it ended.
     pub stop: StopReason,

@@ -19,6 +19,7 @@ use runtime::template::ChatTemplate;
 use runtime::tokenizer::Tokenizer;
 
 use crate::cli::{EngineArgs, ModelArgs};
+use crate::draft::DraftArgs;
 use crate::exit::{INPUT, INTERRUPTED};
 use crate::interrupt;
 use crate::output::{Unit, bar, megabytes};
@@ -34,7 +35,7 @@ pub struct BenchArgs {
 #[derive(Subcommand)]
 pub enum BenchCommand {
     /// Run the protocol and append a record (the default).
-    Run(RunArgs),
+    Run(Box<RunArgs>),
 }
 
 impl BenchArgs {
@@ -65,7 +66,9 @@ pub struct RunArgs {
     pub model: String,
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Measure this checkpoint alternately with --model on the same prompts, and compare.
+    #[command(flatten)]
+    pub draft: DraftArgs,
+    /// Decode this checkpoint plainly, alternately with --model on the same prompts, and compare.
     #[arg(long, value_name = "DIR|nano")]
     pub against: Option<String>,
     #[command(flatten)]
@@ -134,6 +137,8 @@ pub struct Side {
     pub label: String,
     /// The model.
     pub model: Arc<Model>,
+    /// Who drafts for it.
+    pub draft: Option<DraftArgs>,
 }
 
 /// Times one or two models. Two are run alternately; the second record then holds the comparison with the first.
@@ -148,18 +153,31 @@ pub fn measure(
     let cancel = interrupt::flag()?;
     let environment = Environment::capture();
     let mut targets = Vec::new();
+    let mut flags = Vec::new();
     for side in sides {
         let stop_ids = side.model.checkpoint().generation().stop_ids.clone();
-        targets.push(EngineTarget::new(&side.label, engine.engine(&side.model)?, stop_ids, cancel));
+        let target = EngineTarget::new(&side.label, engine.engine(&side.model)?, stop_ids, cancel);
+        flags.push(vec![format!("isa={}", target.engine().isa())]);
+        let drafting = match &side.draft {
+            Some(draft) => draft.drafting(&side.model)?.map(|d| (draft.flags(&d), d)),
+            None => None,
+        };
+        targets.push(match drafting {
+            None => target,
+            Some((set, d)) => {
+                flags.last_mut().into_iter().for_each(|f| f.extend_from_slice(&set));
+                target.with_drafts(d.drafter, d.shape)
+            }
+        });
     }
     let mut infos: Vec<(TargetInfo, CheckpointHash)> = Vec::new();
-    for (side, target) in sides.iter().zip(&targets) {
+    for ((side, target), flags) in sides.iter().zip(&targets).zip(flags) {
         let info = TargetInfo {
             label: side.label.clone(),
             backend: "cpu".into(),
             precision: runtime::Precision::from(engine.precision).as_str().into(),
             threads: target.engine().threads(),
-            flags: vec![format!("isa={}", target.engine().isa())],
+            flags,
         };
         infos.push((info, CheckpointHash::of(&side.label, side.model.checkpoint())?));
     }
@@ -216,18 +234,18 @@ fn binary() -> Binary {
 
 pub fn run(args: &BenchArgs, quiet: bool) -> Result<ExitCode> {
     let args = args.run_args();
-    let side = |model: &str| -> Result<Side> {
+    let side = |model: &str, draft: Option<DraftArgs>| -> Result<Side> {
         let source = ModelArgs { model: model.into(), engine: args.engine.clone() };
-        Ok(Side {
-            label: model.trim_end_matches('/').rsplit('/').next().unwrap_or(model).into(),
-            model: source.load()?,
-        })
+        let label = model.trim_end_matches('/').rsplit('/').next().unwrap_or(model).to_string();
+        Ok(Side { label, model: source.load()?, draft })
     };
     let mut sides = Vec::new();
     if let Some(baseline) = &args.against {
-        sides.push(side(baseline)?);
+        let mut plain = side(baseline, None)?;
+        plain.label += "-plain";
+        sides.push(plain);
     }
-    sides.push(side(&args.model)?);
+    sides.push(side(&args.model, Some(args.draft.clone()))?);
     let prompts = args.prompts.read(&sides[0].model, args.limit)?;
     let protocol = Protocol {
         warmup_prompts: args.warmup,
@@ -273,8 +291,8 @@ fn print(r: &Record) {
     let state = if r.complete { "" } else { ", INCOMPLETE" };
     let (done, planned) = (result.prompts, r.planned);
     println!("  {done} of {planned} prompts x {} tokens in {:.2} s{state}", r.protocol.max_tokens, result.wall_s);
-    if let (Some(prefill), Some(step)) = (result.prefill_ms, result.step_ms) {
-        println!("  median prefill {prefill:.2} ms, median step {step:.3} ms");
+    if let (Some(prefill), Some(step), Some(tokens)) = (result.prefill_ms, result.step_ms, result.tokens_per_step) {
+        println!("  median prefill {prefill:.2} ms, median step {step:.3} ms, {tokens:.2} tokens a step");
     }
     if let Some(bytes) = &result.bytes_per_step {
         println!("  {} of weights a step (projected)", megabytes(bytes.value as u64));

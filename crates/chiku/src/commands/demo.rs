@@ -23,6 +23,7 @@ use serde::Serialize;
 use super::bench::{PromptArgs, Side, measure};
 use super::verify::identity;
 use crate::cli::{Backend, EngineArgs, PrecisionArg};
+use crate::draft::DraftArgs;
 use crate::exit::{GATE_FAILED, Interrupted};
 use crate::interrupt;
 
@@ -133,14 +134,17 @@ pub fn run(args: &DemoArgs, quiet: bool) -> Result<ExitCode> {
     stage.say("4. Prove that it is intact");
     let public = PromptArgs { prompts: "public".into(), chat: false, raw: false };
     let prompts = public.read(&baked, IDENTITY.0)?.1;
-    let identity = identity(&baked, &stage.engine, &prompts, IDENTITY.1, stage.quiet || stage.json)?;
+    let draft = DraftArgs::nano();
+    let identity = identity(&baked, &stage.engine, &draft, &prompts, IDENTITY.1, stage.quiet || stage.json)?;
     stage.go_on()?;
     let verify = VerifyReport::new(identity, &ppl, cap);
     stage.say(&table::verdict(&verify));
 
     stage.say("5. Measure it: both checkpoints on the same prompts, in turn");
-    let sides =
-        [Side { label: "nano".into(), model: baseline.clone() }, Side { label: "baked".into(), model: baked.clone() }];
+    let sides = [
+        Side { label: "nano".into(), model: baseline.clone(), draft: None },
+        Side { label: "baked".into(), model: baked.clone(), draft: None },
+    ];
     let prompts = public.read(&baked, MEASURED.0)?;
     let protocol = Protocol { max_tokens: MEASURED.1, ..Default::default() };
     let mut records = measure(&sides, &stage.engine, &prompts, &protocol, 1, stage.quiet || stage.json)?;

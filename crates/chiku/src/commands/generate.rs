@@ -8,18 +8,23 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use runtime::generate::{GenerateOptions, Generation, greedy};
+use runtime::speculative::speculative;
 use runtime::template::ChatTemplate;
 use runtime::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
+use super::stats;
 use crate::cli::ModelArgs;
+use crate::draft::DraftArgs;
+use crate::exit::INTERRUPTED;
 use crate::interrupt;
 
 #[derive(Args)]
 #[command(after_help = "Examples:
   chiku generate --model nano --prompt \"Call me\" --max-tokens 40
   chiku generate --model ./gemma-4-E4B-it --chat --prompt \"What is a kernel?\"
-  chiku generate --model nano --token-ids 2,313,635 --ignore-eos --json")]
+  chiku generate --model nano --token-ids 2,313,635 --ignore-eos --json
+  chiku generate --model nano --drafter nano --k 7 --tree 1,1,1,1 --prompt \"Call me\" --stats")]
 pub struct GenerateArgs {
     #[command(flatten)]
     pub model: ModelArgs,
@@ -31,6 +36,11 @@ pub struct GenerateArgs {
     /// Run through end-of-text and end-of-turn tokens.
     #[arg(long)]
     pub ignore_eos: bool,
+    #[command(flatten)]
+    pub draft: DraftArgs,
+    /// Print what the drafts yielded: tokens a step, acceptance by depth, times, the best shape.
+    #[arg(long)]
+    pub stats: bool,
     /// Print one JSON object at the end (`token_ids`, `text`, `timings`) instead of streaming text.
     #[arg(long)]
     pub json: bool,
@@ -104,12 +114,16 @@ pub fn run(args: &GenerateArgs, quiet: bool) -> Result<ExitCode> {
     let mut engine = args.model.engine.engine(&model)?;
     let stop_ids = if args.ignore_eos { vec![] } else { model.checkpoint().generation().stop_ids.clone() };
     let options = GenerateOptions { max_tokens: args.max_tokens, stop_ids, ..Default::default() };
+    let mut drafting = args.draft.drafting(&model)?;
+    if args.stats && drafting.is_none() {
+        bail!("--stats is about drafts: give --drafter DIR or --draft ngram");
+    }
 
     interrupt::flag()?;
     let mut stream = tokenizer.as_ref().map(Tokenizer::stream);
     let mut text = String::new();
     let mut failure = None;
-    let generation = greedy(&mut engine, &prompt, &options, |id| {
+    let on_token = |id| {
         let piece = match stream.as_mut().map(|s| s.push(id)) {
             Some(Ok(piece)) => piece,
             Some(Err(e)) => {
@@ -124,21 +138,41 @@ pub fn run(args: &GenerateArgs, quiet: bool) -> Result<ExitCode> {
             return ControlFlow::Break(());
         }
         if interrupt::pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    })?;
+    };
+    let (generation, speculation) = match &mut drafting {
+        None => (greedy(&mut engine, &prompt, &options, on_token)?, None),
+        Some(d) => {
+            let (g, s) = speculative(&mut engine, &mut *d.drafter, &prompt, &d.shape, &options, on_token)?;
+            (g, Some(s))
+        }
+    };
     if let Some(e) = failure {
         return Err(e);
     }
     let rest = stream.map(|mut s| s.finish()).unwrap_or_default();
     text += &rest;
     if args.json {
-        println!("{}", report(&generation, &prompt, &text, &engine));
+        let mut report = report(&generation, &prompt, &text, &engine);
+        if let Some(speculation) = &speculation {
+            report["speculation"] = stats::json(speculation);
+        }
+        println!("{report}");
     } else {
         let _ = show(&format!("{rest}\n"));
         if !quiet {
             eprintln!("{}", remark(&generation, prompt.len()));
         }
     }
-    Ok(ExitCode::SUCCESS)
+    if let Some(speculation) = &speculation {
+        if args.stats && !args.json {
+            eprint!("{}", stats::text(speculation));
+        }
+        if speculation.looks_mismatched() {
+            eprintln!("warning: {}", stats::MISMATCH);
+        }
+    }
+    let interrupted = interrupt::pressed();
+    Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
 fn show(text: &str) -> std::io::Result<()> {
@@ -149,8 +183,8 @@ fn show(text: &str) -> std::io::Result<()> {
 
 /// Tokens a second over the steps after the first token.
 fn decode_rate(g: &Generation) -> Option<f64> {
-    let ms = g.decode_ms();
-    (ms > 0.0).then(|| g.step_ms.len() as f64 / ms * 1e3)
+    let (ms, tokens) = (g.decode_ms(), g.token_ids.len().saturating_sub(1));
+    (ms > 0.0).then(|| tokens as f64 / ms * 1e3)
 }
 
 fn remark(g: &Generation, prompt: usize) -> String {

@@ -7,15 +7,18 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use clap::Args;
 use ppl::identity::compare_files;
-use ppl::paths::{Generator, OneRow, Prompt, Rescore, VERIFIER_ROWS};
+use ppl::paths::{Drafted, Generator, OneRow, Prompt, Rescore, VERIFIER_ROWS};
 use ppl::score::ScoreOptions;
 use ppl::verify::{IdentityReport, PathOptions, PplCap, VerifyReport, compare_paths};
 use runtime::Model;
+use runtime::drafter::NgramDrafter;
 use runtime::generate::PREFILL_CHUNK;
+use runtime::speculate::Shape;
 
 use super::bench::PromptArgs;
 use super::ppl::{read_records, score_with_bar};
 use crate::cli::{EngineArgs, ModelArgs};
+use crate::draft::DraftArgs;
 use crate::exit::{GATE_FAILED, INTERRUPTED, Interrupted};
 use crate::interrupt;
 use crate::output::{Unit, bar};
@@ -23,11 +26,12 @@ use crate::output::{Unit, bar};
 #[derive(Args)]
 #[command(
     after_help = "The paths that must agree: `one-row` (plain decoding, the reference), `rescore-8` (the same tokens judged in \
-8-row passes, as a speculative verifier does), `generator` (what `generate` runs).
+8-row passes, as a speculative verifier does), `generator` (what `generate` runs), speculative decoding with n-gram drafts, and with the \
+drafter of --drafter (a chain, and a star where --tree asks for one).
 
 Examples:
   chiku verify --model nano --cap 34
-  chiku verify --model nano-int4 --reference nano
+  chiku verify --model nano-int4 --reference nano --drafter nano
   chiku verify --compare reference.jsonl candidate.jsonl     exit 0 identical, 1 divergent, 2 incomparable"
 )]
 pub struct VerifyArgs {
@@ -56,6 +60,8 @@ pub struct VerifyArgs {
     /// Tokens a prompt, running through end-of-text.
     #[arg(long, default_value_t = 64, value_name = "N")]
     pub tokens: usize,
+    #[command(flatten)]
+    pub draft: DraftArgs,
     /// Compare two files of generations instead (`id` or `prompt_sha256`, `completion_token_ids`), id by id.
     #[arg(long, num_args = 2, value_names = ["REFERENCE", "CANDIDATE"], conflicts_with_all = ["model", "cap", "reference", "reference_ppl"])]
     pub compare: Option<Vec<PathBuf>>,
@@ -91,7 +97,7 @@ pub fn run(args: &VerifyArgs, quiet: bool) -> Result<ExitCode> {
     }
     let cap = PplCap::new(args.cap, reference_ppl)?;
     let prompts = args.prompts.read(&model, args.limit)?.1;
-    let identity = identity(&model, &args.engine, &prompts, args.tokens, quiet)?;
+    let identity = identity(&model, &args.engine, &args.draft, &prompts, args.tokens, quiet)?;
     let records = read_records(&args.records, &model, None)?;
     let ppl = score_with_bar(&mut args.engine.engine(&model)?, &records, &ScoreOptions::default(), quiet)?;
     let report = VerifyReport::new(identity, &ppl, cap);
@@ -111,17 +117,35 @@ pub fn run(args: &VerifyArgs, quiet: bool) -> Result<ExitCode> {
 pub fn identity(
     model: &Arc<Model>,
     engine: &EngineArgs,
+    draft: &DraftArgs,
     prompts: &[Prompt],
     tokens: usize,
     quiet: bool,
 ) -> Result<IdentityReport> {
-    let mut reference = OneRow::new(engine.engine(model)?);
-    let mut rescore = Rescore::new(engine.engine(model)?, VERIFIER_ROWS);
-    let mut generator = Generator::new(engine.engine(model)?, PREFILL_CHUNK);
+    let mut paths: Vec<Box<dyn ppl::paths::Path>> = vec![
+        Box::new(Rescore::new(engine.engine(model)?, VERIFIER_ROWS)),
+        Box::new(Generator::new(engine.engine(model)?, PREFILL_CHUNK)),
+        Box::new(Drafted::new(engine.engine(model)?, Box::new(NgramDrafter), Shape::chain(VERIFIER_ROWS - 1)?)),
+    ];
+    if let Some(d) = draft.drafting(model)? {
+        let chain = Shape::chain(d.shape.depth())?;
+        let star = d.shape != chain;
+        paths.push(Box::new(Drafted::new(engine.engine(model)?, d.drafter, d.shape)));
+        if let Some(again) = draft.drafting(model)?.filter(|_| star) {
+            paths.push(Box::new(Drafted::new(engine.engine(model)?, again.drafter, chain)));
+        }
+    }
+    // n-gram drafts are always among the paths; naming them again would run them twice.
+    let mut names = std::collections::HashSet::new();
+    paths.retain(|p| names.insert(p.name().to_string()));
+    let mut candidates: Vec<&mut dyn ppl::paths::Path> = Vec::new();
+    for path in &mut paths {
+        candidates.push(&mut **path);
+    }
     let progress = bar("identity", prompts.len() as u64, Unit::Count, quiet);
     let report = compare_paths(
-        &mut reference,
-        &mut [&mut rescore, &mut generator],
+        &mut OneRow::new(engine.engine(model)?),
+        &mut candidates,
         prompts,
         &PathOptions { tokens, logits: true },
         interrupt::flag()?,
