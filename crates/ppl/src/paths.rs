@@ -190,7 +190,10 @@ pub struct Drafted {
 impl Drafted {
     /// On an engine of its own.
     pub fn new(engine: Engine, drafter: Box<dyn Drafter>, shape: Shape) -> Drafted {
-        let name = format!("draft-{}-{shape}", drafter.name());
+        let name = match shape.is_chain() {
+            true => format!("draft-{}-k{}", drafter.name(), shape.depth()),
+            false => format!("draft-{}-tree-{shape}", drafter.name()),
+        };
         Drafted { engine, drafter, shape, name }
     }
 }

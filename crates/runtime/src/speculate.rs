@@ -61,6 +61,11 @@ impl Shape {
         1 + self.branches.len() + self.branches.iter().sum::<usize>()
     }
 
+    /// Whether no depth has branches.
+    pub fn is_chain(&self) -> bool {
+        self.branches.iter().all(|&b| b == 0)
+    }
+
     /// The same shape, no deeper than `depth`.
     pub fn limited(&self, depth: usize) -> Shape {
         Shape { branches: self.branches[..depth.min(self.branches.len())].to_vec() }

@@ -129,7 +129,7 @@ pub fn identity(
     ];
     if let Some(d) = draft.drafting(model)? {
         let chain = Shape::chain(d.shape.depth())?;
-        let star = d.shape != chain;
+        let star = !d.shape.is_chain();
         paths.push(Box::new(Drafted::new(engine.engine(model)?, d.drafter, d.shape)));
         if let Some(again) = draft.drafting(model)?.filter(|_| star) {
             paths.push(Box::new(Drafted::new(engine.engine(model)?, again.drafter, chain)));

@@ -7,10 +7,11 @@ use super::avx2;
 use super::{Isa, Kind, MatrixView, portable};
 use crate::SEGMENT;
 
-/// Multiply-adds below which a product stays on one thread: handing work out costs about as long.
-const PARALLEL_FROM: usize = 1 << 17;
+/// Multiply-adds below which a product stays on one thread: waking another one costs tens of microseconds, in which one thread does
+/// about as many.
+const PARALLEL_FROM: usize = 1 << 20;
 /// Multiply-adds of one piece of work, at least.
-const PIECE: usize = 1 << 16;
+const PIECE: usize = 1 << 18;
 /// A multiple of the kernels' tiles of weight rows keeps their remainder loops out of all pieces but the last.
 const TILE_MULTIPLE: usize = 12;
 /// Pieces a thread, so that an uneven machine still balances.

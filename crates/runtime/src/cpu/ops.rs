@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-/// Elements below which an operation stays on one thread.
-const PARALLEL_FROM: usize = 1 << 14;
+/// Multiply-adds, roughly, below which an operation stays on one thread: waking another one costs tens of microseconds.
+const PARALLEL_FROM: usize = 1 << 18;
 
 /// Applies `f` to each row (of `width` values) with its index, on several threads where that pays. `cost` is the work of one
 /// element in multiply-adds, roughly.

@@ -136,7 +136,7 @@ fn a_planted_dependence_on_m_is_caught() {
 
 #[test]
 fn threads_share_a_large_product_without_changing_a_bit() {
-    let w = Weights::random(Format::Int4, 1000, 512, 128, 3);
+    let w = Weights::random(Format::Int4, 2000, 512, 128, 3);
     let x = activations(3, 512, 4);
     let on = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
