@@ -10,6 +10,7 @@
 //! | [`protocol`] | warm-ups, one request at a time, ABBA; what a target is |
 //! | [`engine`] | the in-process engine as a target |
 //! | [`stats`] | bootstrap intervals for ratios of sums |
+//! | [`acceptance`] | tokens a step and acceptance by depth, in and outside repetition loops |
 //! | [`compare`] | two interleaved runs, paired by prompt |
 //! | [`environment`] | machine, program, checkpoint by hash |
 //! | [`record`] | a run as one line of JSON |
@@ -17,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod acceptance;
 pub mod compare;
 pub mod engine;
 pub mod environment;

@@ -23,6 +23,8 @@ pub struct Step {
     pub branches: Vec<Vec<u32>>,
     /// Drafted tokens accepted, an accepted branch included, not cut at a stop token or a limit. The step yields one more.
     pub accepted: usize,
+    /// The last of them is a branch.
+    pub salvaged: bool,
     /// Index in the output of the first token that the step yielded.
     pub at: usize,
     /// Time of drafting in ms.
@@ -141,6 +143,7 @@ pub fn speculative_observed(
             main: taken.main,
             branches: taken.branches,
             accepted: emitted.len() - 1,
+            salvaged: taken.outcome.branch.is_some(),
             at,
             draft_ms: taken.draft_ms,
             verify_ms: taken.verify_ms,

@@ -34,6 +34,19 @@ impl Acceptance {
         }
     }
 
+    /// Adds the counts of another run.
+    pub fn merge(&mut self, other: &Acceptance) {
+        let depths = self.reached.len().max(other.reached.len());
+        self.reached.resize(depths, 0);
+        self.main.resize(depths, 0);
+        self.salvaged.resize(depths, [0; MAX_BRANCHES]);
+        for d in 0..other.reached.len() {
+            self.reached[d] += other.reached[d];
+            self.main[d] += other.main[d];
+            self.salvaged[d].iter_mut().zip(other.salvaged[d]).for_each(|(a, b)| *a += b);
+        }
+    }
+
     /// Share of all steps whose main draft at each depth was accepted.
     pub fn by_depth(&self) -> Vec<f64> {
         let steps = self.reached.first().copied().unwrap_or(0);
