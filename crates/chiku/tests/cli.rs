@@ -257,6 +257,86 @@ fn errors_name_the_file_and_exit_with_2() {
 }
 
 #[test]
+fn drafts_change_speed_and_nothing_else() {
+    let base =
+        ["generate", "--model", "nano", "--prompt", "In view of", "--ignore-eos", "--max-tokens", "60", "--json"];
+    let plain = json(&base);
+    for draft in [
+        &["--drafter", "nano"][..],
+        &["--drafter", "nano", "--tree", "1,1,1,1", "--k", "7"],
+        &["--draft", "ngram", "--k", "3"],
+    ] {
+        let out = json(&[&base[..], draft].concat());
+        assert_eq!(out["token_ids"], plain["token_ids"], "{draft:?}");
+        let s = &out["speculation"];
+        let accepted: Vec<u64> = s["accepted"].as_array().unwrap().iter().map(|a| a.as_u64().unwrap()).collect();
+        let mean = accepted.iter().sum::<u64>() as f64 / accepted.len() as f64;
+        assert!((s["tokens_per_step"].as_f64().unwrap() - mean - 1.0).abs() < 1e-9);
+        assert_eq!(s["drafts"].as_array().unwrap().len(), accepted.len());
+        // All tokens but the first, which belongs to the prefill, and those beyond the limit.
+        assert!(accepted.iter().map(|a| a + 1).sum::<u64>() >= 59);
+    }
+    let report = json(&[
+        "verify",
+        "--model",
+        "nano",
+        "--drafter",
+        "nano",
+        "--tree",
+        "2,1",
+        "--cap",
+        "34",
+        "--limit",
+        "2",
+        "--tokens",
+        "24",
+        "--json",
+    ]);
+    assert_eq!(report["identity"]["paths"].as_array().unwrap().len(), 5);
+    let report = json(&["bench", "acceptance", "--drafter", "nano", "--limit", "4", "--json"]);
+    assert!(report["off_loop"]["steps"].as_u64() <= report["all"]["steps"].as_u64());
+}
+
+#[test]
+fn impossible_drafts_state_the_limit() {
+    let base = ["generate", "--model", "nano", "--prompt", "x", "--drafter", "nano"];
+    let no_centroids = TempDir::new().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano/assistant").join(name);
+        std::fs::copy(from, no_centroids.path().join(name)).unwrap();
+    }
+    let config = std::fs::read_to_string(no_centroids.path().join("config.json")).unwrap();
+    let config = config.replace("\"use_ordered_embeddings\": true", "\"use_ordered_embeddings\": false");
+    std::fs::write(no_centroids.path().join("config.json"), config).unwrap();
+    for (args, want) in [
+        (&["--k", "16"][..], "15"),
+        (&["--tree", "4,4,4,1"], "16"),
+        (&["--tree", "5"], "4"),
+        (&["--tree", "1,1,1", "--k", "2"], "--k is 2"),
+        (&["--centroids", "65"], "at most 64"),
+    ] {
+        let (_, stderr) = expect(2, &[&base[..], args].concat());
+        assert!(stderr.contains(want), "{args:?}: {stderr}");
+    }
+    for (args, want) in [
+        (vec!["--drafter", s(no_centroids.path()), "--centroids", "8"], "no clustered head"),
+        (vec!["--k", "3"], "need a drafter"),
+        (vec!["--draft", "mtp"], "--drafter"),
+        (vec!["--draft", "ngram", "--tree", "1"], "no branches"),
+        (vec!["--draft", "ngram", "--centroids", "1"], "--draft mtp"),
+        (vec!["--stats"], "--drafter"),
+        (vec!["--drafter", "absent"], "absent/config.json"),
+    ] {
+        let (_, stderr) = expect(2, &[&base[..5], &args[..]].concat());
+        assert!(stderr.contains(want), "{args:?}: {stderr}");
+    }
+    // Another target's drafter: both values are named.
+    let other = oracle("10_drafter/assistant");
+    let (_, stderr) = expect(2, &[&base[..5], &["--drafter", s(&other)]].concat());
+    assert!(stderr.contains("48") && stderr.contains("128"), "{stderr}");
+}
+
+#[test]
 fn doctor_answers_on_any_machine() {
     let report = json(&["doctor", "--json"]);
     assert!(report["cpu"]["cores"].as_u64().unwrap() >= 1);
