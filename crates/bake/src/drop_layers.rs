@@ -77,6 +77,29 @@ pub fn survivors(config: &ModelConfig, drop: &[usize]) -> Result<Vec<usize>> {
     Ok(keep)
 }
 
+/// A sentence for each kind of shared layer whose source is removed: legal, but its readers then attend to keys and values that they
+/// were not trained on.
+fn redirected(config: &ModelConfig, keep: &[usize]) -> Vec<String> {
+    let mut notes = Vec::new();
+    for kind in [LayerKind::Sliding, LayerKind::Full] {
+        let own = |l: &usize| *l < config.first_kv_shared() && config.layers[*l].kind == kind;
+        let readers = keep.iter().filter(|&&l| l >= config.first_kv_shared() && config.layers[l].kind == kind).count();
+        let before = (0..config.layers.len()).rfind(own);
+        let after = keep.iter().copied().rfind(own);
+        if let (Some(before), Some(after)) = (before, after)
+            && before != after
+            && readers > 0
+        {
+            notes.push(format!(
+                "layer {before} gave keys and values to {readers} shared {} layers; they now read those of layer {after} \
+                 (numbers of the parent)",
+                kind.as_str()
+            ));
+        }
+    }
+    notes
+}
+
 /// What [`run`] writes.
 pub fn plan(checkpoint: &Checkpoint, options: &DropLayersOptions) -> Result<Plan> {
     let config = checkpoint.config();
@@ -87,7 +110,7 @@ pub fn plan(checkpoint: &Checkpoint, options: &DropLayersOptions) -> Result<Plan
     let block_rows: Vec<usize> = keep.iter().flat_map(|&l| l * ple..(l + 1) * ple).collect();
 
     let mut jobs = Vec::new();
-    let mut notes = Vec::new();
+    let mut notes = redirected(config, &keep);
     let mut stripped = 0;
     for source in Source::all(checkpoint)? {
         let role = role_in(checkpoint, &source.name);

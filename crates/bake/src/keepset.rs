@@ -1,8 +1,8 @@
 //! Choosing and judging the tokens that a pruned head keeps.
 //!
 //! A keepset must come from what the model *generates*, not from the file it is scored on: the field's 12 288-row set covers
-//! every target of its perplexity file and yet loses 1 % of the tokens of the full model's own output
-//! (`challenge.md`, section 2.5). Hence counts of generated tokens in, coverage of any other stream out.
+//! every target of its perplexity file and yet loses 1 % of the tokens of the full model's own output.
+//! Hence counts of generated tokens in, coverage of any other stream out.
 
 use std::collections::BTreeMap;
 

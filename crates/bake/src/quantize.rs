@@ -2,7 +2,7 @@
 //!
 //! Quantised are q/k/v/o, gate/up/down, the three linears of the per-layer embedding and an untied head; both embedding
 //! tables, norms, scalars and the towers stay as they are. The format is `pack-quantized` of compressed-tensors, as in osoi5
-//! (`challenge.md`, section 2); the arithmetic is [`crate::quant`].
+//! the arithmetic is [`crate::quant`].
 //!
 //! A linear whose input width the group size does not divide gets one scale a row (strategy `channel`) in a config group of
 //! its own; the lineage names it. Inert keys and values of KV-shared layers, where the parent has them, are quantised like

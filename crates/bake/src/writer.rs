@@ -30,8 +30,9 @@ use crate::plan::{Job, Plan, Work};
 use crate::source::Source;
 use crate::staging::Staging;
 
-/// Files of a checkpoint that describe it without its weights. Those that exist are copied unchanged by every bake.
-pub const SIDE_FILES: [&str; 20] = [
+/// Files of a checkpoint that describe it without its weights. Those that exist are copied unchanged by every bake. Model cards are
+/// not among them: what a card says of the parent (size, type, perplexity) is not true of its child.
+pub const SIDE_FILES: [&str; 18] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -49,8 +50,6 @@ pub const SIDE_FILES: [&str; 20] = [
     "NOTICE",
     "NOTICE.txt",
     "NOTICE.md",
-    "README.md",
-    "MODEL_CARD.md",
     "USE_POLICY.md",
 ];
 

@@ -1,4 +1,4 @@
-//! The report, and that it finds what went wrong in real bakes (`challenge.md`, section 2.4).
+//! The report, and that it finds what went wrong in real bakes.
 
 mod common;
 

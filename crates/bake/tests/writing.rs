@@ -79,13 +79,12 @@ fn side_files_are_copied_and_others_are_not() {
     let tmp = tempfile::tempdir().unwrap();
     let out = tmp.path().join("out");
     let report = quantize::run(&open(&nano()), &out, &QuantizeOptions::default(), &quiet()).unwrap();
-    for name in
-        ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "MODEL_CARD.md"]
-    {
+    for name in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"] {
         assert_eq!(fs::read(out.join(name)).unwrap(), fs::read(nano().join(name)).unwrap(), "{name}");
         assert!(report.copied.iter().any(|c| c == name));
     }
     assert!(!out.join("golden.safetensors").exists());
+    assert!(!out.join("MODEL_CARD.md").exists(), "what the parent's card says is not true of the child");
     // A pruned head's keepset travels with it.
     let pruned = tmp.path().join("pruned");
     quantize::run(&open(&oracle("09_pruned_head")), &pruned, &QuantizeOptions::default(), &quiet()).unwrap();

@@ -4,17 +4,25 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use runtime::checkpoint::Checkpoint;
 use runtime::{Engine, EngineOptions, Model, Precision};
 
 use crate::commands::{bake, bench, demo, doctor, generate, logits, ppl, verify};
-use crate::exit;
+
+const HELP: &str =
+    "Exit codes: 0 done, 1 a gate failed, 2 usage or input error, 3 the machine lacks what the command needs, 130 \
+ended by Ctrl-C.
+
+Examples:
+  chiku demo
+  chiku generate --model nano --prompt \"Call me\"
+  chiku bake quantize --model nano --group 32 --out nano-int4";
 
 /// Decodes Gemma 4 greedily, one request at a time, and proves that it did not break the model.
 #[derive(Parser)]
-#[command(name = "chiku", version, propagate_version = true, after_help = exit::HELP)]
+#[command(name = "chiku", version, propagate_version = true, after_help = HELP)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -101,6 +109,11 @@ pub struct EngineArgs {
     pub context: Option<usize>,
 }
 
+/// A token id; spaces around it are allowed.
+pub fn token_id(text: &str) -> Result<u32, String> {
+    text.trim().parse().map_err(|_| format!("`{}` is not a token id (a whole number from 0 on)", text.trim()))
+}
+
 /// Where to compute.
 #[derive(Clone, Copy, ValueEnum, PartialEq)]
 pub enum Backend {
@@ -137,13 +150,25 @@ impl EngineArgs {
 impl ModelArgs {
     /// The directory.
     pub fn dir(&self) -> Result<PathBuf> {
-        Ok(runtime::nano::resolve(&self.model)?)
+        model_dir(&self.model)
     }
 
     /// The loaded model.
     pub fn load(&self) -> Result<Arc<Model>> {
         Ok(Arc::new(Model::load(Checkpoint::open(&self.dir()?)?)?))
     }
+}
+
+/// The directory of a model as named on the command line.
+pub fn model_dir(model: &str) -> Result<PathBuf> {
+    let dir = runtime::nano::resolve(model)?;
+    if !dir.exists() {
+        bail!(
+            "{}: no such directory; give a checkpoint directory (hub names are not fetched), or `nano`",
+            dir.display()
+        );
+    }
+    Ok(dir)
 }
 
 #[cfg(test)]

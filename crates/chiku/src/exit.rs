@@ -13,9 +13,8 @@ pub const MACHINE: u8 = 3;
 /// Ended by Ctrl-C, as shells count it (128 + SIGINT).
 pub const INTERRUPTED: u8 = 130;
 
-/// For `--help`.
-pub const HELP: &str = "Exit codes: 0 done, 1 a gate failed, 2 usage or input error, 3 the machine lacks what the command \
-                        needs, 130 ended by Ctrl-C.";
+/// The reader of standard output went away, as shells count it (128 + SIGPIPE).
+pub const BROKEN_PIPE: u8 = 141;
 
 /// The command was ended by Ctrl-C before it had a result.
 #[derive(Debug)]
@@ -35,7 +34,7 @@ pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     let code = code_of(error);
     let message = messages(error).join(": ");
     if json {
-        println!("{}", json!({"error": message, "exit_code": code}));
+        crate::outln!("{}", json!({"error": message, "exit_code": code}));
     }
     eprintln!("error: {message}");
     ExitCode::from(code)

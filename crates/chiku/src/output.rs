@@ -1,8 +1,33 @@
 //! What a user sees: progress bars on a terminal, nothing in a pipe; sizes and intervals spelled one way everywhere.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// `println!` for results: a reader that has gone away (`chiku ... | head -1`) ends the program quietly, as it ends other programs.
+#[macro_export]
+macro_rules! outln {
+    () => { $crate::output::write(format_args!("\n")) };
+    ($($arg:tt)*) => { $crate::output::write(format_args!("{}\n", format_args!($($arg)*))) };
+}
+
+/// `print!` in the same way.
+#[macro_export]
+macro_rules! out {
+    ($($arg:tt)*) => { $crate::output::write(format_args!($($arg)*)) };
+}
+
+/// Writes to standard output and flushes, so that text streams.
+pub fn write(text: std::fmt::Arguments) {
+    let mut out = std::io::stdout().lock();
+    if let Err(e) = out.write_fmt(text).and_then(|()| out.flush()) {
+        if e.kind() != std::io::ErrorKind::BrokenPipe {
+            eprintln!("error: standard output: {e}");
+            std::process::exit(i32::from(crate::exit::INPUT));
+        }
+        std::process::exit(i32::from(crate::exit::BROKEN_PIPE));
+    }
+}
 
 /// A progress bar on standard error; hidden in a pipe or with `--quiet`.
 pub fn bar(what: &str, total: u64, unit: Unit, quiet: bool) -> ProgressBar {

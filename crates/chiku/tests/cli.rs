@@ -234,7 +234,7 @@ fn errors_name_the_file_and_exit_with_2() {
     let broken = dir.path().join("broken.jsonl");
     std::fs::write(&broken, "{\"id\":\"a\",\"prompt\":\"x\"}\n{\"id\":").unwrap();
     for (args, want) in [
-        (vec!["generate", "--model", "absent", "--prompt", "x"], "absent/config.json"),
+        (vec!["generate", "--model", "absent", "--prompt", "x"], "absent: no such directory"),
         (vec!["generate", "--model", "nano", "--token-ids", "9999"], "9999"),
         (vec!["generate", "--model", "nano", "--prompt-file", "absent.txt"], "absent.txt"),
         (vec!["generate", "--model", "nano"], "--prompt"),
@@ -245,7 +245,7 @@ fn errors_name_the_file_and_exit_with_2() {
         (vec!["bench", "--prompts", s(&empty)], "empty.jsonl"),
         (vec!["bench", "--prompts", s(&broken)], "broken.jsonl"),
         (vec!["bench", "--limit", "1", "--max-tokens", "0", "--out", "o"], "max_tokens"),
-        (vec!["bake", "inspect", "absent"], "absent/config.json"),
+        (vec!["bake", "inspect", "absent"], "absent: no such directory"),
         (vec!["bake", "synth", "--shape", "nano", "--layers", "0", "--out", "o"], "layers"),
         (vec!["frobnicate"], "frobnicate"),
     ] {

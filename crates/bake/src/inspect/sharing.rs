@@ -1,7 +1,7 @@
 //! The map of KV-shared layers, derived from the parent.
 //!
 //! Bakes copy norms unchanged, so the norms of a layer say which layer of the parent it was. From the survivors follow the
-//! number of shared layers and the sources (`challenge.md`, section 2.3); a bake that forgot to adjust
+//! number of shared layers and the sources; a bake that forgot to adjust
 //! `num_kv_shared_layers` turns source layers into sharers, or sharers into readers of keys nobody trained, and still loads.
 
 use runtime::checkpoint::Checkpoint;
@@ -56,6 +56,14 @@ pub(super) fn compare(child: &Checkpoint, sources: &[Source], parent: &Checkpoin
                 layer.kind.as_str(),
                 old.layers[origin[l]].kind.as_str(),
                 origin[l]
+            ));
+        }
+        if let (Some(now), Some(then)) = (layer.kv_source, old.layers[origin[l]].kv_source)
+            && origin[now] != then
+        {
+            problems.push(format!(
+                "layer {l} reads the keys and values of layer {} of the checkpoint compared with; there it read layer {then}",
+                origin[now]
             ));
         }
     }

@@ -2,7 +2,7 @@
 """Loads a quantised checkpoint with transformers and compares its logits with the library's own decompression.
 
     pip install torch==2.13.0 transformers==5.24.0 safetensors==0.8.0 compressed-tensors==0.20.1
-    cargo run -p chiku-bake --example quantize -- models/nano /tmp/nano-int4 128
+    cargo run -p bake --example quantize -- models/nano /tmp/nano-int4 128
     python load_with_transformers.py /tmp/nano-int4
 
 Two ways to the same weights: transformers reads `quantization_config` and matches modules to config groups itself; here every

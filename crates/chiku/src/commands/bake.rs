@@ -131,7 +131,9 @@ pub struct DropLayersArgs {
 }
 
 #[derive(Args)]
-#[command(after_help = "With --strict, problems end the command with exit code 1.")]
+#[command(
+    after_help = "With --strict, problems end the command with exit code 1.\n\nExamples:\n  chiku bake inspect nano\n  chiku bake inspect nano-int4 --strict --json"
+)]
 pub struct InspectArgs {
     /// A checkpoint directory, or `nano`.
     #[arg(value_name = "DIR|nano")]
@@ -223,7 +225,7 @@ pub fn run(command: &BakeCommand, quiet: bool) -> Result<ExitCode> {
 }
 
 fn open(model: &str) -> Result<Checkpoint> {
-    Ok(Checkpoint::open(&runtime::nano::resolve(model)?)?)
+    Ok(Checkpoint::open(&crate::cli::model_dir(model)?)?)
 }
 
 /// Runs a bake under a progress bar and Ctrl-C, and reports what it did.
@@ -240,15 +242,20 @@ fn bake_with(
     let report = work(&Context { cancel: interrupt::flag()?, progress: &update })?;
     progress.finish_and_clear();
     if target.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        crate::outln!("{}", serde_json::to_string_pretty(&report)?);
     } else if !quiet {
         let bytes = megabytes(report.tensor_bytes);
-        println!("{}: {} tensors, {bytes} in {:.1} s", report.path.display(), report.tensors, report.seconds);
+        crate::outln!("{}: {} tensors, {bytes} in {:.1} s", report.path.display(), report.tensors, report.seconds);
         if report.parent_bytes > 0 {
             let share = report.tensor_bytes as f64 / report.parent_bytes as f64 * 100.0;
-            println!("{share:.1} % of the parent's {}", megabytes(report.parent_bytes));
+            crate::outln!("{share:.1} % of the parent's {}", megabytes(report.parent_bytes));
         }
-        report.lineage.notes.iter().for_each(|note| println!("note: {note}"));
+        const SHOWN: usize = 4;
+        let notes = &report.lineage.notes;
+        notes.iter().take(SHOWN).for_each(|note| crate::outln!("note: {note}"));
+        if notes.len() > SHOWN {
+            crate::outln!("... and {} more notes in lineage.json", notes.len() - SHOWN);
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -313,9 +320,9 @@ fn inspect(args: &InspectArgs, quiet: bool) -> Result<ExitCode> {
     let inspection = bake::inspect::run(&checkpoint, &options, &context)?;
     progress.finish_and_clear();
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&inspection)?);
+        crate::outln!("{}", serde_json::to_string_pretty(&inspection)?);
     } else {
-        print!("{inspection}");
+        crate::out!("{inspection}");
     }
     let failed = args.strict && !inspection.problems.is_empty();
     Ok(if failed { ExitCode::from(GATE_FAILED) } else { ExitCode::SUCCESS })

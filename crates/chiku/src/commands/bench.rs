@@ -181,6 +181,13 @@ pub fn measure(
 ) -> Result<Vec<Record>> {
     let cancel = interrupt::flag()?;
     let environment = Environment::capture();
+    if let (Some(load), Some(cpus)) = (environment.load_1m, environment.cpus)
+        && load > cpus as f64
+    {
+        eprintln!(
+            "warning: the load is {load:.1} on {cpus} processors: times will say more about the neighbours than about this program"
+        );
+    }
     let mut targets = Vec::new();
     let mut flags = Vec::new();
     for side in sides {
@@ -295,13 +302,13 @@ fn acceptance(args: &AcceptanceArgs, quiet: bool) -> Result<ExitCode> {
     progress.finish_and_clear();
     let report = AcceptanceReport::new(&yields, &BootstrapOptions { seed: args.seed, ..Default::default() })?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        crate::outln!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         let (name, shape) = (drafting.drafter.name(), &drafting.shape);
-        println!("{name}, depth {}, {} rows, {} prompts (measured)", shape.depth(), shape.rows(), report.prompts);
+        crate::outln!("{name}, depth {}, {} rows, {} prompts (measured)", shape.depth(), shape.rows(), report.prompts);
         print_yield("all steps", &report.all);
         print_yield("outside loops", &report.off_loop);
-        println!("{:.0} % of the steps are in repetition loops", report.loop_share * 100.0);
+        crate::outln!("{:.0} % of the steps are in repetition loops", report.loop_share * 100.0);
     }
     if report.mismatch {
         eprintln!("warning: {}", super::stats::MISMATCH);
@@ -314,7 +321,7 @@ fn print_yield(name: &str, y: &Yield) {
         format!("{:.3} tokens a step [{:.3}, {:.3}]", e.value, e.interval.low, e.interval.high)
     });
     let depths: Vec<String> = y.accept_by_depth.iter().map(|a| format!("{:.0}%", a * 100.0)).collect();
-    println!("{name:>14}: {} steps, {tokens}, accepted by depth {}", y.steps, depths.join(" "));
+    crate::outln!("{name:>14}: {} steps, {tokens}, accepted by depth {}", y.steps, depths.join(" "));
 }
 
 fn run_protocol(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
@@ -349,11 +356,11 @@ fn run_protocol(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
     }
     if args.json {
         let bare: Vec<Record> = records.iter().map(|r| Record { samples: vec![], ..r.clone() }).collect();
-        println!("{}", serde_json::to_string_pretty(&bare)?);
+        crate::outln!("{}", serde_json::to_string_pretty(&bare)?);
     } else {
         records.iter().for_each(print);
         if !quiet {
-            println!("record: {}", path.display());
+            crate::outln!("record: {}", path.display());
         }
     }
     if let Some(failure) = records.iter().find_map(|r| r.failure.as_ref()) {
@@ -365,31 +372,36 @@ fn run_protocol(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
 
 fn print(r: &Record) {
     let Some(result) = &r.result else {
-        println!("{}: nothing was measured", r.target.label);
+        crate::outln!("{}: nothing was measured", r.target.label);
         return;
     };
     let interval = result.interval.map_or_else(String::new, |i| {
-        format!(" [{:.1}, {:.1}] ({:.0} % over prompts)", i.low, i.high, i.level * 100.0)
+        format!(" [{:.1}, {:.1}] ({:.0} % over prompts; machine noise is not in it)", i.low, i.high, i.level * 100.0)
     });
-    println!("{}: {:.1} tokens/s{interval}, measured", r.target.label, result.tokens_per_s);
+    crate::outln!("{}: {:.1} tokens/s{interval}, measured", r.target.label, result.tokens_per_s);
     let state = if r.complete { "" } else { ", INCOMPLETE" };
     let (done, planned) = (result.prompts, r.planned);
-    println!("  {done} of {planned} prompts x {} tokens in {:.2} s{state}", r.protocol.max_tokens, result.wall_s);
+    crate::outln!("  {done} of {planned} prompts x {} tokens in {:.2} s{state}", r.protocol.max_tokens, result.wall_s);
     if let (Some(prefill), Some(step), Some(tokens)) = (result.prefill_ms, result.step_ms, result.tokens_per_step) {
-        println!("  median prefill {prefill:.2} ms, median step {step:.3} ms, {tokens:.2} tokens a step");
+        crate::outln!("  median prefill {prefill:.2} ms, median step {step:.3} ms, {tokens:.2} tokens a step");
     }
     if let Some(bytes) = &result.bytes_per_step {
-        println!("  {} of weights a step (projected)", megabytes(bytes.value as u64));
+        crate::outln!("  {} of weights a step (projected)", megabytes(bytes.value as u64));
     }
-    println!("  trajectory {}", &result.trajectory[..16]);
+    crate::outln!("  trajectory {}", &result.trajectory[..16]);
     if let Some(c) = &r.comparison {
         let i = c.speedup.interval;
-        println!(
+        crate::outln!(
             "  {} is {:.3} [{:.3}, {:.3}] times as fast as {} over {} prompts",
-            c.b, c.speedup.value, i.low, i.high, c.a, c.pairs
+            c.b,
+            c.speedup.value,
+            i.low,
+            i.high,
+            c.a,
+            c.pairs
         );
         if c.different_outputs > 0 {
-            println!("  (on {} prompts the two wrote different text)", c.different_outputs);
+            crate::outln!("  (on {} prompts the two wrote different text)", c.different_outputs);
         }
     }
 }

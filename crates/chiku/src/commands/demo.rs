@@ -1,7 +1,6 @@
 //! `chiku demo`: the whole story on the embedded model. Look at it, cut bytes under a perplexity cap, let it answer, prove that
 //! it is still the same model, measure it against where it started, and print one table.
 
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -33,7 +32,9 @@ mod table;
 use cuts::{Bake, Cutter};
 
 #[derive(Args)]
-#[command(after_help = "Exit code 1 if the result fails its own gate.")]
+#[command(
+    after_help = "Exit code 1 if the result fails its own gate.\n\nExamples:\n  chiku demo\n  chiku demo --json --out demo-files"
+)]
 pub struct DemoArgs {
     /// Directory for the baked checkpoints and the record [default: `demo` in the model cache].
     #[arg(long, value_name = "DIR")]
@@ -63,7 +64,7 @@ impl Stage {
     /// A line of the story.
     fn say(&self, line: &str) {
         if !self.json {
-            println!("{line}");
+            crate::outln!("{line}");
         }
     }
 
@@ -162,9 +163,9 @@ pub fn run(args: &DemoArgs, quiet: bool) -> Result<ExitCode> {
     let passed = verify.passed;
     let report = Report { inspect, bake, answer, verify, bench, seconds };
     if stage.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        crate::outln!("{}", serde_json::to_string_pretty(&report)?);
     } else {
-        println!("{}", table::summary(&report));
+        crate::outln!("{}", table::summary(&report));
     }
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::from(GATE_FAILED) })
 }
@@ -181,8 +182,7 @@ fn answer(stage: &Stage, baked: &Arc<Model>) -> Result<Answer> {
     let options = GenerateOptions { max_tokens: TOKENS, stop_ids, ..Default::default() };
     let show = |text: &str| {
         if !stage.json {
-            print!("{text}");
-            let _ = std::io::stdout().flush();
+            crate::out!("{text}");
         }
     };
     show(&format!("   {prompt} \u{2192}"));

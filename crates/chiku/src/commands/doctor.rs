@@ -13,6 +13,7 @@ use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 use crate::output::megabytes;
 
 #[derive(Args)]
+#[command(after_help = "Example:\n  chiku doctor --json")]
 pub struct DoctorArgs {
     /// Print one JSON object.
     #[arg(long)]
@@ -83,7 +84,7 @@ struct Writable {
 pub fn run(args: &DoctorArgs) -> Result<ExitCode> {
     let report = examine();
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        crate::outln!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print(&report);
     }
@@ -126,7 +127,7 @@ fn examine() -> Report {
         gpu,
         toolchain: vec![
             tool("cargo", "building from source"),
-            tool("g++", "the kernel emulator's tests"),
+            tool("cc", "building from source"),
             tool("git", "recording the commit beside a measurement"),
         ],
         paths,
@@ -183,25 +184,25 @@ fn writable(what: &'static str, path: PathBuf) -> Writable {
 }
 
 fn print(r: &Report) {
-    println!("chiku {} ({} build)", r.program.version, r.program.build);
-    println!("cpu        {}, {} cores, {} -> {}", r.cpu.model, r.cpu.cores, r.cpu.features.join(" "), r.cpu.isa);
+    crate::outln!("chiku {} ({} build)", r.program.version, r.program.build);
+    crate::outln!("cpu        {}, {} cores, {} -> {}", r.cpu.model, r.cpu.cores, r.cpu.features.join(" "), r.cpu.isa);
     let (total, available) = (megabytes(r.memory.total_bytes), megabytes(r.memory.available_bytes));
-    println!("memory     {available} available of {total}");
+    crate::outln!("memory     {available} available of {total}");
     match &r.gpu {
-        Gpu::Unavailable { reason } => println!("gpu        none: {reason}"),
+        Gpu::Unavailable { reason } => crate::outln!("gpu        none: {reason}"),
         Gpu::Available { driver_cuda, devices } => {
             for d in devices {
                 let (cc, sms, memory) = (&d.compute_capability, d.multiprocessors, megabytes(d.memory_bytes as u64));
-                println!("gpu        {} (sm {cc}, {sms} SMs, {memory}), driver CUDA {driver_cuda}", d.name);
+                crate::outln!("gpu        {} (sm {cc}, {sms} SMs, {memory}), driver CUDA {driver_cuda}", d.name);
             }
         }
     }
     for t in &r.toolchain {
         let version = t.version.as_deref().unwrap_or("not installed");
-        println!("tool       {:<6} {version} (for {})", t.name, t.needed_for);
+        crate::outln!("tool       {:<6} {version} (for {})", t.name, t.needed_for);
     }
     for p in &r.paths {
-        println!(
+        crate::outln!(
             "path       {} {} ({})",
             if p.writable { "writable" } else { "NOT writable" },
             p.path.display(),

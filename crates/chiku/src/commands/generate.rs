@@ -1,6 +1,6 @@
 //! `chiku generate`: continue a prompt, streaming.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -53,11 +53,11 @@ pub struct PromptSource {
     /// Text to continue.
     #[arg(long, value_name = "TEXT")]
     pub prompt: Option<String>,
-    /// File with the text to continue; `-` for standard input.
+    /// File with the text to continue, taken as it is (a newline at its end included); `-` for standard input.
     #[arg(long, value_name = "FILE")]
     pub prompt_file: Option<PathBuf>,
     /// Token ids to continue, comma-separated, taken as they are.
-    #[arg(long, value_delimiter = ',', value_name = "ID,ID,...")]
+    #[arg(long, value_delimiter = ',', value_parser = crate::cli::token_id, value_name = "ID,ID,...")]
     pub token_ids: Option<Vec<u32>>,
 }
 
@@ -134,8 +134,8 @@ pub fn run(args: &GenerateArgs, quiet: bool) -> Result<ExitCode> {
             None => format!("{id} "),
         };
         text += &piece;
-        if !args.json && show(&piece).is_err() {
-            return ControlFlow::Break(());
+        if !args.json {
+            crate::out!("{piece}");
         }
         if interrupt::pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
@@ -156,9 +156,9 @@ pub fn run(args: &GenerateArgs, quiet: bool) -> Result<ExitCode> {
         if let Some(speculation) = &speculation {
             report["speculation"] = stats::json(speculation);
         }
-        println!("{report}");
+        crate::outln!("{report}");
     } else {
-        let _ = show(&format!("{rest}\n"));
+        crate::outln!("{rest}");
         if !quiet {
             eprintln!("{}", remark(&generation, prompt.len()));
         }
@@ -173,12 +173,6 @@ pub fn run(args: &GenerateArgs, quiet: bool) -> Result<ExitCode> {
     }
     let interrupted = interrupt::pressed();
     Ok(if interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
-}
-
-fn show(text: &str) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
 }
 
 /// Tokens a second over the steps after the first token.

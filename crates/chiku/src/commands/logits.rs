@@ -28,7 +28,7 @@ pub struct LogitsArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Token ids, comma-separated, taken as they are (no begin-of-text token is added).
-    #[arg(long, value_delimiter = ',', required = true, value_name = "ID,ID,...")]
+    #[arg(long, value_delimiter = ',', value_parser = crate::cli::token_id, required = true, value_name = "ID,ID,...")]
     pub token_ids: Vec<u32>,
     /// File to write; appears only when it is whole.
     #[arg(long, value_name = "FILE")]
@@ -70,7 +70,10 @@ pub fn run(args: &LogitsArgs, quiet: bool) -> Result<ExitCode> {
     }
     part.persist(&args.out).with_context(writing)?;
     if args.json {
-        println!("{}", json!({"out": args.out, "tokens": layout.tokens, "vocab": layout.vocab, "kept": layout.kept}));
+        crate::outln!(
+            "{}",
+            json!({"out": args.out, "tokens": layout.tokens, "vocab": layout.vocab, "kept": layout.kept})
+        );
     } else if !quiet {
         eprintln!("{}: logits [{}, {}] in f32", args.out.display(), layout.tokens, layout.vocab);
     }

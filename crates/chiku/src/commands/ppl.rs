@@ -4,10 +4,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use ppl::records::{self, Record};
 use ppl::score::{PplReport, ScoreOptions, score};
+use runtime::tokenizer::TOKENIZER_FILE;
 use runtime::{Engine, Model};
 
 use crate::cli::ModelArgs;
@@ -27,9 +28,9 @@ Examples:
 pub struct PplArgs {
     #[command(flatten)]
     pub model: ModelArgs,
-    /// Records to score: a JSONL file, or `nano` for the embedded ones.
-    #[arg(long, default_value = "nano", value_name = "FILE|nano")]
-    pub records: String,
+    /// Records to score: a JSONL file [default: the embedded ones, for models with nano's tokenizer].
+    #[arg(long, value_name = "FILE")]
+    pub records: Option<String>,
     /// Score only the first N records.
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
@@ -46,7 +47,7 @@ pub struct PplArgs {
 
 pub fn run(args: &PplArgs, quiet: bool) -> Result<ExitCode> {
     let model = args.model.load()?;
-    let records = read_records(&args.records, &model, args.limit)?;
+    let records = read_records(args.records.as_deref(), &model, args.limit)?;
     let mut engine = args.model.engine.engine(&model)?;
     let options = ScoreOptions { chunk_rows: args.chunk };
     let mut report = score_with_bar(&mut engine, &records, &options, quiet)?;
@@ -56,7 +57,7 @@ pub fn run(args: &PplArgs, quiet: bool) -> Result<ExitCode> {
     if args.json {
         // Per-record scores go to --out; the summary stays one readable object.
         report.records.clear();
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        crate::outln!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print(&report);
     }
@@ -67,11 +68,23 @@ pub fn run(args: &PplArgs, quiet: bool) -> Result<ExitCode> {
     })
 }
 
-/// The records of a file, or the embedded ones.
-pub fn read_records(source: &str, model: &Model, limit: Option<usize>) -> Result<Vec<Record>> {
+/// The records of a file, or the embedded ones. Those are token ids of nano's tokenizer: scored by a model with another one they would
+/// give a number without meaning.
+pub fn read_records(source: Option<&str>, model: &Model, limit: Option<usize>) -> Result<Vec<Record>> {
     let path = match source {
-        "nano" => runtime::nano::directory()?.join("prompts/ppl.jsonl"),
-        path => PathBuf::from(path),
+        Some(path) => PathBuf::from(path),
+        None => {
+            let nano = runtime::nano::directory()?;
+            let bytes = |dir: &Path| std::fs::read(dir.join(TOKENIZER_FILE)).ok();
+            let dir = model.checkpoint().dir();
+            if bytes(dir).is_none() || bytes(dir) != bytes(&nano) {
+                bail!(
+                    "{}: its tokenizer is not that of the embedded records; give records of its own with --records FILE",
+                    dir.display()
+                );
+            }
+            nano.join("prompts/ppl.jsonl")
+        }
     };
     let mut records = records::read(&path, model.config().vocab_size)?;
     records.truncate(limit.unwrap_or(usize::MAX));
@@ -105,11 +118,11 @@ fn write_records(path: &Path, report: &PplReport) -> Result<()> {
 
 fn print(r: &PplReport) {
     match r.ppl {
-        Some(ppl) => println!("perplexity {ppl:.4} over {} tokens of {} records", r.num_tokens, r.num_records),
-        None => println!("no perplexity: {} of the target tokens have no row in the head", r.pruned_targets.len()),
+        Some(ppl) => crate::outln!("perplexity {ppl:.4} over {} tokens of {} records", r.num_tokens, r.num_records),
+        None => crate::outln!("no perplexity: {} of the target tokens have no row in the head", r.pruned_targets.len()),
     }
     for t in r.pruned_targets.iter().take(20) {
-        println!(
+        crate::outln!(
             "  token {} is a target {} times, first in {}",
             t.token_id,
             t.count,
@@ -117,12 +130,12 @@ fn print(r: &PplReport) {
         );
     }
     if r.pruned_targets.len() > 20 {
-        println!("  ... and {} more (all with --json)", r.pruned_targets.len() - 20);
+        crate::outln!("  ... and {} more (all with --json)", r.pruned_targets.len() - 20);
     }
     if let Some(mean) = r.mean_record_ppl {
-        println!("mean of the records' perplexities {mean:.4} (gates nothing)");
+        crate::outln!("mean of the records' perplexities {mean:.4} (gates nothing)");
     }
     if !r.complete {
-        println!("interrupted: these are the records that were done");
+        crate::outln!("interrupted: these are the records that were done");
     }
 }

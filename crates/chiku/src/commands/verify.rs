@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use ppl::identity::compare_files;
+use ppl::identity::{Comparison, compare_files};
 use ppl::paths::{Drafted, Generator, OneRow, Prompt, Rescore, VERIFIER_ROWS};
 use ppl::score::ScoreOptions;
 use ppl::verify::{IdentityReport, PathOptions, PplCap, VerifyReport, compare_paths};
@@ -49,9 +49,12 @@ pub struct VerifyArgs {
     /// The model that this one is derived from; its perplexity is computed first.
     #[arg(long, value_name = "DIR|nano")]
     pub reference: Option<String>,
-    /// Records to score: a JSONL file, or `nano` for the embedded ones.
-    #[arg(long, default_value = "nano", value_name = "FILE|nano")]
-    pub records: String,
+    /// Records to score: a JSONL file [default: the embedded ones, for models with nano's tokenizer].
+    #[arg(long, value_name = "FILE")]
+    pub records: Option<String>,
+    /// Score only the first N records.
+    #[arg(long, value_name = "N")]
+    pub records_limit: Option<usize>,
     #[command(flatten)]
     pub prompts: PromptArgs,
     /// Prompts to compare paths on, from the start of the set.
@@ -77,11 +80,20 @@ pub fn run(args: &VerifyArgs, quiet: bool) -> Result<ExitCode> {
     let Some(name) = &args.model else { bail!("give a --model, or two files with --compare") };
     let source = |model: &str| ModelArgs { model: model.to_string(), engine: args.engine.clone() };
     let model = source(name).load()?;
+    if args.cap.is_none() && args.reference_ppl.is_none() && args.reference.is_none() {
+        bail!(
+            "give a perplexity cap: --cap PPL, --reference-ppl PPL, or --reference with the model this one comes from"
+        );
+    }
+    // What can be wrong with the input shows before minutes are spent on a part of it.
+    let prompts = args.prompts.read(&model, args.limit)?.1;
+    let records = read_records(args.records.as_deref(), &model, args.records_limit)?;
+    args.draft.drafting(&model)?;
     let reference_ppl = match &args.reference {
         None => args.reference_ppl,
         Some(reference) => {
             let reference = source(reference).load()?;
-            let records = read_records(&args.records, &reference, None)?;
+            let records = read_records(args.records.as_deref(), &reference, args.records_limit)?;
             let report =
                 score_with_bar(&mut args.engine.engine(&reference)?, &records, &ScoreOptions::default(), quiet)?;
             if !report.complete {
@@ -90,19 +102,12 @@ pub fn run(args: &VerifyArgs, quiet: bool) -> Result<ExitCode> {
             report.ppl
         }
     };
-    if args.cap.is_none() && reference_ppl.is_none() {
-        bail!(
-            "give a perplexity cap: --cap PPL, --reference-ppl PPL, or --reference with the model this one comes from"
-        );
-    }
     let cap = PplCap::new(args.cap, reference_ppl)?;
-    let prompts = args.prompts.read(&model, args.limit)?.1;
     let identity = identity(&model, &args.engine, &args.draft, &prompts, args.tokens, quiet)?;
-    let records = read_records(&args.records, &model, None)?;
     let ppl = score_with_bar(&mut args.engine.engine(&model)?, &records, &ScoreOptions::default(), quiet)?;
     let report = VerifyReport::new(identity, &ppl, cap);
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        crate::outln!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print(&report);
     }
@@ -157,28 +162,42 @@ pub fn identity(
 
 fn print(r: &VerifyReport) {
     let i = &r.identity;
-    println!("identity   {}: {} prompts, {} tokens", i.status.as_str(), i.prompts, i.tokens);
+    crate::outln!("identity   {}: {} prompts, {} tokens", i.status.as_str(), i.prompts, i.tokens);
     for p in &i.paths {
-        let delta = p.max_logit_delta.map_or_else(String::new, |d| format!(", logits differ by at most {d:e}"));
-        println!(
+        let delta = match p.max_logit_delta {
+            None => String::new(),
+            Some(0.0) => ", every logit bit for bit".into(),
+            Some(d) => format!(", logits differ by up to {d:e}"),
+        };
+        crate::outln!(
             "  {} against {}: {} of {} prompts identical{delta}",
-            p.path, i.reference, p.identical_prompts, i.prompts
+            p.path,
+            i.reference,
+            p.identical_prompts,
+            i.prompts
         );
     }
     let ppl = r.ppl.map_or_else(|| "none".into(), |p| format!("{p:.4}"));
     let reference = r.reference_ppl.map_or_else(String::new, |p| format!(" (reference {p:.4})"));
-    println!("perplexity {ppl}, cap {:.4}{reference}, {} tokens", r.ppl_cap, r.ppl_tokens);
-    r.failures.iter().for_each(|f| println!("failed     {f}"));
-    println!("{}", if r.passed { "PASSED" } else { "FAILED" });
+    crate::outln!("perplexity {ppl}, cap {:.4}{reference}, {} tokens", r.ppl_cap, r.ppl_tokens);
+    r.failures.iter().for_each(|f| crate::outln!("failed     {f}"));
+    crate::outln!("{}", if r.passed { "PASSED" } else { "FAILED" });
 }
 
 fn compare(files: &[PathBuf], json: bool) -> Result<ExitCode> {
     let comparison = compare_files(&files[0], &files[1])?;
     if json {
-        println!("{}", serde_json::to_string_pretty(&comparison)?);
+        crate::outln!("{}", serde_json::to_string_pretty(&comparison)?);
     } else {
-        println!("{}", comparison.status.as_str());
-        println!("{}", serde_json::to_string_pretty(&comparison)?);
+        crate::outln!("{}", comparison.status.as_str());
+        print_comparison(&comparison);
     }
     Ok(ExitCode::from(comparison.status.exit_code()))
+}
+
+fn print_comparison(c: &Comparison) {
+    crate::outln!("{} prompts in both, {} diverge", c.prompts, c.divergences.len());
+    for d in c.divergences.iter().take(20) {
+        crate::outln!("  {}: first at token {}, {} in all", d.key, d.index, d.num_divergent);
+    }
 }

@@ -102,7 +102,7 @@ pub struct Cutter<'a> {
 
 impl<'a> Cutter<'a> {
     pub fn new(stage: &'a Stage, baseline: &'a Arc<Model>) -> Result<Cutter<'a>> {
-        let records = read_records("nano", baseline, None)?;
+        let records = read_records(None, baseline, None)?;
         Ok(Cutter { stage, baseline, records, steps: Vec::new() })
     }
 
