@@ -17,6 +17,8 @@ use crate::error::{Error, Result};
 
 /// Name of the file.
 pub const LINEAGE_FILE: &str = "lineage.json";
+/// Largest file read, in bytes: each generation adds a few kilobytes.
+const LIMIT: u64 = 16 << 20;
 /// Value of `format` that this program writes.
 pub const FORMAT: u32 = 1;
 /// Version of this crate.
@@ -100,7 +102,7 @@ fn read_value(dir: &Path) -> Result<Option<(PathBuf, Value)>> {
     if !path.is_file() {
         return Ok(None);
     }
-    let bytes = std::fs::read(&path).map_err(Error::io(&path, "read"))?;
+    let bytes = runtime::files::read(&path, LIMIT)?;
     match serde_json::from_slice(&bytes) {
         Ok(value) => Ok(Some((path, value))),
         Err(source) => Err(runtime::Error::Json { path, source }.into()),

@@ -1,6 +1,6 @@
 //! A directory that appears whole or not at all.
 //!
-//! Files are written to `.NAME.partial-PID` beside the target, synced, and renamed as the last act. Whatever ends the bake
+//! Files are written to `.NAME.partial-...` beside the target, synced, and renamed as the last act. Whatever ends the bake
 //! before that (an error, a cancel flag, a panic) removes the partial directory; a killed process leaves it, under a name that
 //! says so. The name of the target never stands for something incomplete.
 
@@ -8,7 +8,11 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use runtime::checkpoint::SINGLE_FILE;
+
 use crate::error::{Error, Result};
+use crate::lineage::LINEAGE_FILE;
+use crate::writer::SIDE_FILES;
 
 /// Bytes beyond the output that must be free: directory blocks, JSON files.
 const RESERVE: u64 = 16_000_000;
@@ -46,24 +50,12 @@ impl Staging {
             if !force {
                 return Err(Error::TargetExists { path: target.to_path_buf() });
             }
-            // --force replaces checkpoints, not whatever a mistyped path points to.
-            let real = target.symlink_metadata().is_ok_and(|m| m.is_dir());
-            if !real || (!target.join("config.json").is_file() && !is_empty(target)) {
-                return Err(bad("it exists and is not a checkpoint directory; remove it yourself".into()));
+            // --force replaces what a bake wrote, not whatever a mistyped path points to.
+            if let Some(reason) = not_a_bake(target) {
+                return Err(bad(reason));
             }
         }
-        let partial = format!(".{}.partial-{}", name.to_string_lossy(), std::process::id());
-        let dir = above.join(partial);
-        match fs::create_dir(&dir) {
-            // Of an earlier process with this id, which is gone: ours is the id now.
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
-                return Err(bad(format!(
-                    "{} is in the way: another bake, or what a killed one left; remove it",
-                    dir.display()
-                )));
-            }
-            other => other.map_err(Error::io(&dir, "create"))?,
-        }
+        let dir = partial_directory(above, &name.to_string_lossy())?;
         Ok(Staging { dir, target: target.to_path_buf(), replace, finished: false })
     }
 
@@ -144,6 +136,39 @@ fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(Error::io(dir, "sync"))
 }
 
+/// Why a target must not be replaced; `None` for an empty directory and for one that holds a bake's files and nothing else.
+fn not_a_bake(target: &Path) -> Option<String> {
+    if !target.symlink_metadata().is_ok_and(|m| m.is_dir()) {
+        return Some("it exists and is not a directory; remove it yourself".into());
+    }
+    if is_empty(target) {
+        return None;
+    }
+    if !target.join(LINEAGE_FILE).is_file() {
+        return Some(format!("it exists and was not baked (no {LINEAGE_FILE}); remove it yourself"));
+    }
+    let known = [LINEAGE_FILE, "config.json", SINGLE_FILE];
+    let foreign = fs::read_dir(target).into_iter().flatten().flatten().map(|e| e.file_name()).find(|name| {
+        let name = name.to_string_lossy();
+        !known.contains(&&*name) && !SIDE_FILES.contains(&&*name)
+    });
+    foreign.map(|name| format!("it holds `{}`, which no bake wrote; move that elsewhere first", name.to_string_lossy()))
+}
+
+/// A new directory `.NAME.partial-...` in `above`. Its name is nobody else's, also where process ids repeat.
+fn partial_directory(above: &Path, name: &str) -> Result<PathBuf> {
+    let mut n = 0u32;
+    loop {
+        let dir = above.join(format!(".{name}.partial-{}-{n}", std::process::id()));
+        match fs::create_dir(&dir) {
+            Ok(()) => return Ok(dir),
+            // Of a killed process with this id, or of another bake in this one.
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && n < 1000 => n += 1,
+            Err(e) => return Err(Error::io(&dir, "create")(e)),
+        }
+    }
+}
+
 fn is_empty(dir: &Path) -> bool {
     fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none())
 }
@@ -180,25 +205,38 @@ mod tests {
     }
 
     #[test]
-    fn force_replaces_a_checkpoint_and_nothing_else() {
+    fn force_replaces_what_a_bake_wrote_and_nothing_else() {
         let tmp = tempfile::tempdir().unwrap();
         let out = tmp.path().join("out");
         fs::create_dir(&out).unwrap();
         fs::write(out.join("config.json"), "{}").unwrap();
-        fs::write(out.join("old"), "").unwrap();
         assert!(matches!(Staging::new(&out, false, None), Err(Error::TargetExists { .. })));
+        let refused = |part: &str| {
+            let message = Staging::new(&out, true, None).err().expect("it must be refused").to_string();
+            assert!(message.contains(part), "{message}");
+        };
+        refused("was not baked");
+        fs::write(out.join(LINEAGE_FILE), "{}").unwrap();
         assert!(matches!(Staging::new(&out, true, Some(&out)), Err(Error::Target { .. })), "the parent itself");
         fs::create_dir(out.join("assistant")).unwrap();
         let inside = Staging::new(&out, true, Some(&out.join("assistant")));
         assert!(matches!(inside, Err(Error::Target { .. })), "a parent inside the target");
+        refused("`assistant`");
+        fs::remove_dir(out.join("assistant")).unwrap();
         let staging = Staging::new(&out, true, None).unwrap();
-        staging.write("new", b"").unwrap();
+        staging.write("config.json", b"new").unwrap();
         staging.finish().unwrap();
-        assert_eq!(names(&out), ["new"]);
+        assert_eq!(names(&out), ["config.json"]);
         assert_eq!(names(tmp.path()), ["out"]);
-        // Now it holds a file but no configuration.
-        assert!(matches!(Staging::new(&out, true, None), Err(Error::Target { .. })));
-        assert_eq!(names(&out), ["new"]);
+    }
+
+    #[test]
+    fn what_a_killed_bake_left_is_in_nobodys_way() {
+        let tmp = tempfile::tempdir().unwrap();
+        let out = tmp.path().join("out");
+        std::mem::forget(Staging::new(&out, false, None).unwrap());
+        Staging::new(&out, false, None).unwrap().finish().unwrap();
+        assert!(out.is_dir());
     }
 
     #[test]

@@ -39,9 +39,9 @@ fn an_existing_target_is_kept_unless_forced() {
     let tmp = tempfile::tempdir().unwrap();
     let out = tmp.path().join("out");
     drop_one(&oracle("02_kvshare"), &out, false).unwrap();
-    fs::write(out.join("mark"), "").unwrap();
+    fs::write(out.join("NOTICE"), "").unwrap();
     assert!(matches!(drop_one(&oracle("02_kvshare"), &out, false), Err(Error::TargetExists { .. })));
-    assert!(out.join("mark").exists());
+    assert!(out.join("NOTICE").exists());
     // A failing forced bake keeps it, too.
     let packed = quantize::run(
         &open(&oracle("08_int4")),
@@ -49,10 +49,14 @@ fn an_existing_target_is_kept_unless_forced() {
         &QuantizeOptions { force: true, ..Default::default() },
         &quiet(),
     );
-    assert!(packed.is_err() && out.join("mark").exists());
+    assert!(packed.is_err() && out.join("NOTICE").exists());
     drop_one(&oracle("02_kvshare"), &out, true).unwrap();
-    assert!(!out.join("mark").exists());
+    assert!(!out.join("NOTICE").exists());
     assert_eq!(names_in(tmp.path()), ["out"]);
+    // Something that no bake wrote is not deleted with the rest.
+    fs::write(out.join("notes.txt"), "").unwrap();
+    assert!(matches!(drop_one(&oracle("02_kvshare"), &out, true), Err(Error::Target { .. })));
+    fs::remove_file(out.join("notes.txt")).unwrap();
     // The parent itself is never a target, under any spelling.
     let copy = tmp.path().join("out/../out");
     assert!(matches!(drop_one(&out, &copy, true), Err(Error::Target { .. })));

@@ -49,6 +49,32 @@ fn monthly_at(results: &Path, machine: &str, time: jiff::Timestamp) -> PathBuf {
     results.join(time.strftime("%Y").to_string()).join(format!("{machine}-{}.jsonl", time.strftime("%m")))
 }
 
+/// Fails where [`append`] would: before a run, so that nothing is measured for a file that cannot be written.
+///
+/// # Errors
+/// [`Error::Io`]; a file that holds something else than records.
+pub fn check(path: &Path) -> Result<()> {
+    if path.symlink_metadata().is_ok() && !path.is_file() {
+        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file");
+        return Err(Error::Io { path: path.to_path_buf(), action: "append", source });
+    }
+    if path.is_file() {
+        OpenOptions::new().append(true).open(path).map_err(Error::io(path, "append"))?;
+        let log = read(path)?;
+        if log.records.is_empty() && !log.skipped.is_empty() {
+            let source = std::io::Error::new(std::io::ErrorKind::InvalidData, "it holds something else than records");
+            return Err(Error::Io { path: path.to_path_buf(), action: "append", source });
+        }
+        return Ok(());
+    }
+    let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(dir).map_err(Error::io(dir, "create the directory"))?;
+    // Whether a file can be made is only known by making one; it does not stay.
+    let probe = dir.join(format!(".chiku-probe-{}", std::process::id()));
+    File::create(&probe).map_err(Error::io(dir, "write to"))?;
+    std::fs::remove_file(&probe).map_err(Error::io(&probe, "remove"))
+}
+
 /// Appends a record, creating the file and its directories where they are missing. Returns the torn line that the file ended
 /// with, if it did.
 ///

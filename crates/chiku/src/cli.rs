@@ -102,11 +102,17 @@ pub struct EngineArgs {
     #[arg(long, value_enum, default_value = "native")]
     pub precision: PrecisionArg,
     /// Threads; 0 for one each core. Changes speed, never a bit.
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_parser = threads, value_name = "N")]
     pub threads: usize,
     /// Most positions of a sequence [default: what the model allows].
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<usize>,
+}
+
+/// A number of threads. More than any machine has would take minutes to start.
+pub fn threads(text: &str) -> Result<usize, String> {
+    const MOST: usize = 1024;
+    text.parse().ok().filter(|&n| n <= MOST).ok_or_else(|| format!("a whole number up to {MOST} is needed"))
 }
 
 /// A token id; spaces around it are allowed.

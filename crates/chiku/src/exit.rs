@@ -36,7 +36,7 @@ pub fn report(error: &anyhow::Error, json: bool) -> ExitCode {
     if json {
         crate::outln!("{}", json!({"error": message, "exit_code": code}));
     }
-    eprintln!("error: {message}");
+    crate::errln!("error: {message}");
     ExitCode::from(code)
 }
 

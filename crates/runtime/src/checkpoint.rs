@@ -224,7 +224,7 @@ impl Checkpoint {
         let (config, config_json) = ModelConfig::read(dir)?;
         let files = TensorFiles::open(dir)?;
         let keepset_path = dir.join(KEEPSET_FILE);
-        let keepset = if keepset_path.exists() { Some(Keepset::read(&keepset_path)?) } else { None };
+        let keepset = if files::present(&keepset_path) { Some(Keepset::read(&keepset_path)?) } else { None };
         if let Some(k) = keepset.as_ref().filter(|k| k.full_vocab != config.vocab_size) {
             return Err(Error::Field {
                 path: keepset_path,
@@ -262,7 +262,7 @@ type Places = HashMap<String, (usize, usize)>;
 
 fn open_shards(dir: &Path) -> Result<(Vec<Shard>, Places)> {
     let index_path = dir.join(INDEX_FILE);
-    if !index_path.exists() {
+    if !files::present(&index_path) {
         let shard = Shard::open(&dir.join(SINGLE_FILE))?;
         let places = shard.header.tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), (0, i))).collect();
         return Ok((vec![shard], places));

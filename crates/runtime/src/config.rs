@@ -337,7 +337,7 @@ impl GenerationConfig {
     /// Reads `generation_config.json` if there is one; `config` is the JSON of `config.json`.
     pub fn read(dir: &Path, config: &Value) -> Result<GenerationConfig> {
         let path = dir.join("generation_config.json");
-        let json = if path.exists() { Some(files::read_json(&path)?) } else { None };
+        let json = if files::present(&path) { Some(files::read_object(&path)?) } else { None };
         let (path, ids): (PathBuf, Option<&Value>) = match json.as_ref().and_then(|j| j.get("eos_token_id")) {
             Some(ids) => (path, Some(ids)),
             None => {

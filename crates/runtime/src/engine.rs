@@ -70,7 +70,7 @@ impl Engine {
         let limit = model.config().max_position_embeddings;
         let context = options.context.unwrap_or(limit);
         if context > limit || context == 0 {
-            return Err(Error::ContextFull { wanted: context, limit, model_limit: limit });
+            return Err(Error::Context { asked: context, limit });
         }
         let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build();
         let pool = pool.map_err(|e| Error::Threads { threads: options.threads, message: e.to_string() })?;

@@ -127,7 +127,8 @@ pub enum Error {
     },
     /// A computed logit is NaN: the weights or the input are damaged.
     #[error(
-        "the logits at position {position} are not finite (token {token}); the weights of this checkpoint are damaged: see `chiku bake inspect --strict`"
+        "the logits at position {position} are not finite (token {token}): a weight is NaN, infinite or so large that f32 overflows, \
+         or a number in config.json is; `chiku bake inspect --strict` finds NaN and infinities"
     )]
     NanLogits {
         /// Absolute position, 0 is the first token.
@@ -175,6 +176,14 @@ pub enum Error {
         limit: usize,
         /// The model's own limit.
         model_limit: usize,
+    },
+    /// A context that the model cannot have.
+    #[error("a context of {asked} positions; between 1 and {limit} are possible")]
+    Context {
+        /// Positions asked for.
+        asked: usize,
+        /// Most that the model allows.
+        limit: usize,
     },
     /// Rows handed to a forward pass that do not continue the cached sequence.
     #[error("row {row} is at position {position}, but the sequence continues at {expected}")]

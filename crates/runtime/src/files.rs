@@ -4,8 +4,13 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// Largest JSON file read (tokenizers of 260 thousand tokens have about 33 MB).
-const JSON_LIMIT: u64 = 256 << 20;
+/// Largest JSON file read. The index of a large model has about one megabyte, a keepset of a whole vocabulary three.
+const JSON_LIMIT: u64 = 32 << 20;
+
+/// Whether something stands at `path`, be it a link that leads nowhere: what a directory lists must be readable, never skipped.
+pub fn present(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
 
 /// The whole of a regular file, at most `limit` bytes. A directory, pipe or device is refused before it is opened, since
 /// reading one may never end.
@@ -21,6 +26,19 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(Error::io(path, "read"))
 }
 
+/// A JSON file that must hold an object.
+pub fn read_object(path: &Path) -> Result<serde_json::Value> {
+    match read_json(path)? {
+        object @ serde_json::Value::Object(_) => Ok(object),
+        other => Err(Error::Field {
+            path: path.to_path_buf(),
+            field: "(the file)".into(),
+            expected: "an object".into(),
+            found: other.to_string().chars().take(40).collect(),
+        }),
+    }
+}
+
 /// A JSON file.
 pub fn read_json(path: &Path) -> Result<serde_json::Value> {
     let bytes = read(path, JSON_LIMIT)?;
@@ -29,7 +47,7 @@ pub fn read_json(path: &Path) -> Result<serde_json::Value> {
 
 /// A text file that may be absent.
 pub fn read_text_if_present(path: &Path) -> Result<Option<String>> {
-    if !path.exists() {
+    if !present(path) {
         return Ok(None);
     }
     let bytes = read(path, JSON_LIMIT)?;

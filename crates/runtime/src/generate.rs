@@ -69,7 +69,8 @@ pub struct Generation {
 impl Generation {
     /// Time of all steps after the first token, in ms.
     pub fn decode_ms(&self) -> f64 {
-        self.step_ms.iter().sum()
+        // Summed from +0: an empty sum would be -0.
+        self.step_ms.iter().fold(0.0, |sum, ms| sum + ms)
     }
 }
 

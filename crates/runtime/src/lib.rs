@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`config`] | `config.json`, checked and resolved to layers |
 //! | [`checkpoint`] | safetensors files, shards, keepset; mapped, not read |
-//! | [`names`] | tensor names |
+//! | [`names`], [`files`] | tensor names; small files, read with limits |
 //! | [`model`] | weights bound to their roles |
 //! | [`engine`] | a model, a KV cache and threads: extends one sequence |
 //! | [`logits`] | the greedy token, log-probabilities |
@@ -27,7 +27,7 @@ mod cpu;
 pub mod drafter;
 pub mod engine;
 mod error;
-mod files;
+pub mod files;
 pub mod generate;
 pub mod logits;
 pub mod model;

@@ -41,12 +41,12 @@ impl Logits {
         &self.hidden[row * self.hidden_size..][..self.hidden_size]
     }
 
-    /// The token with the largest logit; among equals the lowest id. NaN is an error.
+    /// The token with the largest logit; among equals the lowest id. NaN and infinities are errors.
     pub fn argmax(&self, row: usize) -> Result<u32> {
         let mut best: Option<(f32, u32)> = None;
         for (r, &value) in self.row(row).iter().enumerate() {
             let token = self.head.token(r);
-            if value.is_nan() {
+            if !value.is_finite() {
                 return Err(Error::NanLogits { position: self.position(row), token });
             }
             // A keepset need not be sorted, so equal values compare their ids.

@@ -9,7 +9,7 @@ use kernels::cpu::{Data, Matrix};
 use safetensors::Dtype;
 
 use crate::checkpoint::{Bytes, Checkpoint, Tensor, TensorFiles};
-use crate::config::{LayerConfig, ModelConfig};
+use crate::config::{LayerConfig, ModelConfig, Quantization};
 use crate::error::{Error, Result};
 use crate::names;
 
@@ -91,7 +91,7 @@ impl Model {
     /// Binds every weight that the configuration implies. Keys and values stored for KV-shared layers are not looked at.
     pub fn load(checkpoint: Checkpoint) -> Result<Model> {
         let config = checkpoint.config();
-        let loader = Loader { files: &checkpoint, packed: config.quantization.is_some() };
+        let loader = Loader { files: &checkpoint, quantization: config.quantization.as_ref() };
         let embed = loader.table(names::EMBED, config.vocab_size, config.hidden_size)?;
         let ple = loader.ple_tables(config)?;
         let layers = (0..config.layers.len()).map(|l| loader.layer(l, config)).collect::<Result<_>>()?;
@@ -176,8 +176,8 @@ fn inverse_frequencies(layer: &LayerConfig) -> Vec<f32> {
 /// Looks tensors up and checks them.
 pub(crate) struct Loader<'a> {
     pub files: &'a TensorFiles,
-    /// The configuration says that linears may be packed.
-    pub packed: bool,
+    /// What the configuration says of packed linears; `None` where there may be none.
+    pub quantization: Option<&'a Quantization>,
 }
 
 impl Loader<'_> {

@@ -68,6 +68,14 @@ fn directory_under(root: &Path) -> Result<PathBuf> {
         return Ok(target);
     }
     std::fs::create_dir_all(root).map_err(Error::io(root, "create the cache folder"))?;
+    // One process writes; the others wait and then find it done. The lock ends with the file handle, also if the process is killed.
+    let lock_path = root.join(".lock");
+    let lock = std::fs::File::create(&lock_path).map_err(Error::io(&lock_path, "write to the cache folder"))?;
+    lock.lock().map_err(Error::io(&lock_path, "lock"))?;
+    if is_whole(&target) {
+        return Ok(target);
+    }
+    remove_leftovers(root);
     let part = tempfile::Builder::new().prefix("nano-partial-").tempdir_in(root);
     let part = part.map_err(Error::io(root, "write to the cache folder"))?;
     for (name, contents) in &FILES {
@@ -78,20 +86,23 @@ fn directory_under(root: &Path) -> Result<PathBuf> {
         std::fs::write(&path, contents).map_err(Error::io(&path, "write"))?;
     }
     // A damaged folder is moved out of the way as a whole, so that no reader ever sees a mixture.
-    if target.exists() {
+    if target.symlink_metadata().is_ok() {
         let old = tempfile::Builder::new().prefix("nano-damaged-").tempdir_in(root);
         let old = old.map_err(Error::io(root, "write to the cache folder"))?;
         std::fs::rename(&target, old.path().join("nano")).map_err(Error::io(&target, "replace"))?;
     }
-    let made = part.keep();
-    match std::fs::rename(&made, &target) {
-        Ok(()) => Ok(target),
-        // Another process was faster.
-        Err(_) if is_whole(&target) => {
-            std::fs::remove_dir_all(&made).map_err(Error::io(&made, "remove"))?;
-            Ok(target)
-        }
-        Err(e) => Err(Error::io(&target, "write")(e)),
+    std::fs::rename(part.path(), &target).map_err(Error::io(&target, "write"))?;
+    // The name that would be removed now stands for nothing.
+    let _ = part.keep();
+    Ok(target)
+}
+
+/// Removes what killed processes left. Only called under the lock, when nobody is writing.
+fn remove_leftovers(root: &Path) {
+    let entries = std::fs::read_dir(root).into_iter().flatten().flatten();
+    for entry in entries.filter(|e| e.file_name().to_string_lossy().starts_with("nano-partial-")) {
+        // What cannot be removed is only litter.
+        let _ = std::fs::remove_dir_all(entry.path());
     }
 }
 
@@ -122,6 +133,25 @@ mod tests {
         std::fs::write(&model, contents).unwrap();
         assert_eq!(directory_under(root.path()).unwrap(), first);
         assert!(is_whole(&first));
-        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1, "nothing else is left behind");
+        let mut names: Vec<_> = std::fs::read_dir(root.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, [std::ffi::OsStr::new(".lock"), first.file_name().unwrap()], "nothing else is left behind");
+    }
+
+    #[test]
+    fn many_first_runs_at_once_all_succeed() {
+        for damaged in [false, true] {
+            let root = tempfile::tempdir().unwrap();
+            if damaged {
+                let dir = directory_under(root.path()).unwrap();
+                std::fs::write(dir.join("config.json"), "{}").unwrap();
+            }
+            std::thread::scope(|scope| {
+                let runs: Vec<_> = (0..8).map(|_| scope.spawn(|| directory_under(root.path()))).collect();
+                for run in runs {
+                    assert!(is_whole(&run.join().unwrap().unwrap()));
+                }
+            });
+        }
     }
 }

@@ -17,6 +17,23 @@ use crate::files;
 const TEMPLATE_FILE: &str = "chat_template.jinja";
 const CONFIG_FILE: &str = "tokenizer_config.json";
 const NAME: &str = "chat";
+/// Largest template source, in bytes; real ones have about twenty thousand.
+const SOURCE_LIMIT: usize = 1 << 17;
+/// Steps that a rendering may take: a template that loops for ever is an error, not a hang.
+const FUEL: u64 = 20_000_000;
+/// Stack of the thread that compiles and renders: templates nest as deep as their author likes. Only what is used is ever touched.
+const STACK: usize = 512 << 20;
+
+/// Runs `work` on a thread with a large stack.
+fn deep<T: Send>(path: &Path, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
+        let thread = thread.map_err(Error::io(path, "start a thread for the chat template of"))?;
+        thread.join().unwrap_or_else(|_| {
+            Err(Error::Template { path: path.to_path_buf(), message: "the template engine failed on it".into() })
+        })
+    })
+}
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, Serialize)]
@@ -39,16 +56,25 @@ impl ChatTemplate {
     /// Reads the template of a checkpoint directory; `None` where it has none.
     pub fn open(dir: &Path) -> Result<Option<ChatTemplate>> {
         let config_path = dir.join(CONFIG_FILE);
-        let config = if config_path.exists() { files::read_json(&config_path)? } else { Value::Null };
+        let config = if files::present(&config_path) { files::read_object(&config_path)? } else { Value::Null };
         let template_path = dir.join(TEMPLATE_FILE);
         let (path, source) = match files::read_text_if_present(&template_path)? {
             Some(source) => (template_path, source),
-            None => match config.get("chat_template").and_then(Value::as_str) {
-                Some(source) => (config_path, source.to_string()),
-                None => return Ok(None),
+            None => match config.get("chat_template") {
+                Some(Value::String(source)) => (config_path, source.clone()),
+                None | Some(Value::Null) => return Ok(None),
+                Some(_) => {
+                    let message =
+                        "`chat_template` is not a string; name one template in chat_template.jinja".to_string();
+                    return Err(Error::Template { path: config_path, message });
+                }
             },
         };
+        if source.len() > SOURCE_LIMIT {
+            return Err(Error::TooLarge { path, found: source.len() as u64, limit: SOURCE_LIMIT as u64 });
+        }
         let mut environment = Environment::new();
+        environment.set_fuel(Some(FUEL));
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|e| error(&path, &e))?);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -58,13 +84,17 @@ impl ChatTemplate {
                 Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
             },
         );
-        environment.add_template_owned(NAME, source).map_err(|e| error(&path, &e))?;
+        deep(&path, || environment.add_template_owned(NAME, source).map_err(|e| error(&path, &e)))?;
         let (bos, eos) = (special(&config, "bos_token"), special(&config, "eos_token"));
         Ok(Some(ChatTemplate { environment, path, bos, eos }))
     }
 
     /// The prompt for `messages`, ending where the model's turn begins. It holds its control tokens, `<bos>` among them.
     pub fn render(&self, messages: &[Message]) -> Result<String> {
+        deep(&self.path, || self.render_here(messages))
+    }
+
+    fn render_here(&self, messages: &[Message]) -> Result<String> {
         let template = self.environment.get_template(NAME).map_err(|e| error(&self.path, &e))?;
         let context = context! {
             messages => Serde(messages),
@@ -118,6 +148,20 @@ mod tests {
         let template = with(&[(CONFIG_FILE, config)]).unwrap().unwrap();
         assert_eq!(template.render_user(" hi ").unwrap(), "<b>HI");
         assert!(template.render_user("x").unwrap_err().to_string().contains("no x"));
+    }
+
+    #[test]
+    fn templates_that_never_end_or_nest_without_end_are_errors() {
+        let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}x{% endfor %}{% endfor %}{% endfor %}";
+        let template = with(&[(TEMPLATE_FILE, endless)]).unwrap().unwrap();
+        assert!(template.render_user("x").unwrap_err().to_string().contains(TEMPLATE_FILE));
+        let deep = format!("{{{{ 1{} }}}}", "+1".repeat(60_000));
+        // Refused or rendered, never a crash.
+        let _ = with(&[(TEMPLATE_FILE, &deep)]).map(|t| t.unwrap().render_user("x"));
+        let large = " ".repeat(SOURCE_LIMIT + 1);
+        assert!(matches!(with(&[(TEMPLATE_FILE, &large)]), Err(Error::TooLarge { .. })));
+        let list = r#"{"chat_template":[{"name":"default","template":"x"}]}"#;
+        assert!(with(&[(CONFIG_FILE, list)]).err().unwrap().to_string().contains("chat_template"));
     }
 
     #[test]

@@ -23,8 +23,20 @@ impl Tokenizer {
     pub fn open(dir: &Path) -> Result<Tokenizer> {
         let path = dir.join(TOKENIZER_FILE);
         let bytes = files::read(&path, LIMIT)?;
-        let inner = tokenizers::Tokenizer::from_bytes(&bytes);
-        let inner = inner.map_err(|e| Error::Tokenizer { path: path.clone(), message: e.to_string() })?;
+        let bad = |message: String| Error::Tokenizer { path: path.clone(), message };
+        let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(bad)?;
+        // A file may carry the truncation and padding of whoever saved it; a prompt is neither cut nor filled up.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|e| bad(e.to_string()))?;
+        let dropout = match inner.get_model() {
+            tokenizers::ModelWrapper::BPE(bpe) => bpe.dropout.filter(|&d| d > 0.0),
+            _ => None,
+        };
+        if let Some(dropout) = dropout {
+            return Err(bad(format!(
+                "its model has a dropout of {dropout}: the same text would give other ids each time"
+            )));
+        }
         Ok(Tokenizer { inner, path })
     }
 
@@ -39,7 +51,7 @@ impl Tokenizer {
     }
 
     fn encode_with(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        let encoding = self.inner.encode(text, add_special).map_err(|e| self.error(e.to_string()))?;
+        let encoding = guarded(|| self.inner.encode(text, add_special)).map_err(|e| self.error(e))?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -80,11 +92,23 @@ impl Tokenizer {
     }
 
     fn decode_raw(&self, ids: &[u32]) -> Result<String> {
-        self.inner.decode(ids, true).map_err(|e| self.error(e.to_string()))
+        guarded(|| self.inner.decode(ids, true)).map_err(|e| self.error(e))
     }
 
     fn error(&self, message: String) -> Error {
         Error::Tokenizer { path: self.path.clone(), message }
+    }
+}
+
+/// Runs the library, whose code for rare components panics on files that contradict themselves.
+fn guarded<T>(work: impl FnOnce() -> std::result::Result<T, tokenizers::Error>) -> std::result::Result<T, String> {
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
+        Ok(result) => result.map_err(|e| e.to_string()),
+        Err(panic) => {
+            let said = panic.downcast_ref::<String>().cloned();
+            let said = said.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
+            Err(format!("the tokenizer library fails on it: {}", said.unwrap_or_default()))
+        }
     }
 }
 
@@ -190,6 +214,37 @@ mod tests {
             let message = Tokenizer::open(dir.path()).err().unwrap().to_string();
             assert!(message.contains(TOKENIZER_FILE), "{message}");
         }
+    }
+
+    /// nano's tokenizer with one field changed.
+    fn edited(field: &str, value: serde_json::Value) -> Result<Tokenizer> {
+        let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/nano/tokenizer.json"));
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        *json.pointer_mut(field).unwrap() = value;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(TOKENIZER_FILE), json.to_string()).unwrap();
+        Tokenizer::open(dir.path())
+    }
+
+    #[test]
+    fn a_file_cannot_cut_or_fill_up_a_prompt_or_make_it_random() {
+        use serde_json::json;
+        let cut = json!({"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0});
+        let filled = json!({"strategy": {"Fixed": 100}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
+                            "pad_type_id": 0, "pad_token": "<pad>"});
+        let text = "Call me Ishmael. Some years ago";
+        let want = nano().encode(text).unwrap();
+        assert_eq!(edited("/truncation", cut).unwrap().encode(text).unwrap(), want);
+        assert_eq!(edited("/padding", filled).unwrap().encode(text).unwrap(), want);
+        assert!(edited("/model/dropout", json!(0.5)).err().unwrap().to_string().contains("dropout"));
+    }
+
+    #[test]
+    fn a_panic_of_the_library_is_an_error_of_the_file() {
+        use serde_json::json;
+        let broken = edited("/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": ""}));
+        let result = broken.and_then(|t| t.encode("x").map(|_| ()));
+        assert!(result.err().unwrap().to_string().contains(TOKENIZER_FILE));
     }
 
     proptest! {

@@ -254,6 +254,43 @@ fn nan_is_reported_and_never_decoded() {
     assert!(matches!(error, Error::NanLogits { position: 0, .. }), "{error}");
 }
 
+/// The softcap would turn an infinity into a plausible logit.
+#[test]
+fn infinite_logits_are_an_error_not_a_choice() {
+    let infinite = half::bf16::NEG_INFINITY.to_le_bytes();
+    for target in ["05_softcap", "02_kvshare"] {
+        let copy = Copy::of(target).poke(&full("embed_tokens.weight"), 2 * (300 * 48 + 3), &infinite);
+        let logits = engine_of(copy.0.path()).extend(&[1, 2], 0..2).unwrap();
+        assert!(matches!(logits.argmax(1), Err(Error::NanLogits { token: 300, .. })), "{target}");
+    }
+}
+
+#[test]
+fn quantization_that_contradicts_the_shapes_is_refused() {
+    let edit = |pointer: &str, value: Value| {
+        Copy::of("08_int4").edit_json("config.json", |c| {
+            *c.pointer_mut(&format!("/quantization_config/{pointer}")).unwrap() = value;
+        })
+    };
+    edit("config_groups/group_0/weights/group_size", json!(64)).refused(&["weight_scale", "groups of 32"]);
+    edit("config_groups/group_0/weights/strategy", json!("channel")).refused(&["weight_scale", "groups of 32"]);
+    edit("config_groups", json!({})).refused(&["no config group"]);
+    edit("config_groups/group_0/weights/actorder", json!("group")).refused(&["actorder"]);
+}
+
+#[test]
+fn side_files_of_the_wrong_type_are_refused_not_skipped() {
+    Copy::of("02_kvshare").write("generation_config.json", b"[]").refused(&["generation_config.json", "an object"]);
+    let copy = Copy::of("02_kvshare");
+    std::fs::remove_file(copy.path("generation_config.json")).unwrap();
+    std::os::unix::fs::symlink("nowhere", copy.path("generation_config.json")).unwrap();
+    copy.refused(&["generation_config.json", "cannot open"]);
+    let copy = Copy::of("09_pruned_head");
+    std::fs::remove_file(copy.path(KEEPSET_FILE)).unwrap();
+    std::os::unix::fs::symlink(copy.path(KEEPSET_FILE), copy.path(KEEPSET_FILE)).unwrap();
+    copy.refused(&[KEEPSET_FILE, "cannot open"]);
+}
+
 #[test]
 fn requests_outside_the_model_are_refused_before_they_change_anything() {
     let mut engine = engine_of(&dir_of("02_kvshare"));

@@ -184,7 +184,7 @@ pub fn measure(
     if let (Some(load), Some(cpus)) = (environment.load_1m, environment.cpus)
         && load > cpus as f64
     {
-        eprintln!(
+        crate::errln!(
             "warning: the load is {load:.1} on {cpus} processors: times will say more about the neighbours than about this program"
         );
     }
@@ -311,7 +311,7 @@ fn acceptance(args: &AcceptanceArgs, quiet: bool) -> Result<ExitCode> {
         crate::outln!("{:.0} % of the steps are in repetition loops", report.loop_share * 100.0);
     }
     if report.mismatch {
-        eprintln!("warning: {}", super::stats::MISMATCH);
+        crate::errln!("warning: {}", super::stats::MISMATCH);
     }
     Ok(if interrupt::pressed() { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
@@ -344,14 +344,15 @@ fn run_protocol(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
         ignore_eos: !args.stop_at_eos,
         ..Default::default()
     };
-    let records = measure(&sides, &args.engine, &prompts, &protocol, args.seed, quiet)?;
     let path = match &args.out {
         Some(path) => path.clone(),
-        None => bench::log::monthly(Path::new("results"), &records[0].environment.machine()),
+        None => bench::log::monthly(Path::new("results"), &Environment::capture().machine()),
     };
+    bench::log::check(&path)?;
+    let records = measure(&sides, &args.engine, &prompts, &protocol, args.seed, quiet)?;
     for record in &records {
         if let Some(torn) = bench::log::append(&path, record)? {
-            eprintln!("warning: {}: line {} is torn and was closed: {}", path.display(), torn.line, torn.reason);
+            crate::errln!("warning: {}: line {} is torn and was closed: {}", path.display(), torn.line, torn.reason);
         }
     }
     if args.json {
@@ -364,7 +365,7 @@ fn run_protocol(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
         }
     }
     if let Some(failure) = records.iter().find_map(|r| r.failure.as_ref()) {
-        eprintln!("error: the run ended early: {failure}");
+        crate::errln!("error: the run ended early: {failure}");
         return Ok(ExitCode::from(INPUT));
     }
     Ok(if interrupt::pressed() { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })

@@ -40,7 +40,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Threads; 0 for one each core.
-    #[arg(long, default_value_t = 0, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_parser = crate::cli::threads, value_name = "N")]
     pub threads: usize,
     /// Print one JSON object at the end instead of the story.
     #[arg(long)]

@@ -178,7 +178,10 @@ fn tool(name: &'static str, needed_for: &'static str) -> Tool {
 
 /// Whether a file can be made in `path`, or in the nearest folder above it that exists.
 fn writable(what: &'static str, path: PathBuf) -> Writable {
-    let existing = path.ancestors().find(|p| p.is_dir()).map(PathBuf::from);
+    // The nearest thing above it that exists must be a folder.
+    let existing = path.ancestors().find(|p| p.symlink_metadata().is_ok() || p.as_os_str().is_empty());
+    let existing = existing.map(|p| if p.as_os_str().is_empty() { PathBuf::from(".") } else { p.into() });
+    let existing = existing.filter(|p| p.is_dir());
     let writable = existing.is_some_and(|dir| tempfile::tempfile_in(dir).is_ok());
     Writable { what, path, writable }
 }

@@ -95,12 +95,16 @@ impl Input {
     }
 }
 
+/// Largest prompt file, in bytes: more than the longest context holds.
+const PROMPT_LIMIT: u64 = 16 << 20;
+
 fn read_text(path: &Path) -> Result<String> {
     let mut text = String::new();
     if path.as_os_str() == "-" {
-        std::io::stdin().read_to_string(&mut text).context("standard input")?;
+        std::io::stdin().take(PROMPT_LIMIT).read_to_string(&mut text).context("standard input")?;
     } else {
-        text = std::fs::read_to_string(path).with_context(|| format!("{}: cannot read the prompt", path.display()))?;
+        let bytes = runtime::files::read(path, PROMPT_LIMIT)?;
+        text = String::from_utf8(bytes).with_context(|| format!("{}: the prompt is not UTF-8", path.display()))?;
     }
     Ok(text)
 }
@@ -120,10 +124,12 @@ pub fn run(args: &GenerateArgs, quiet: bool) -> Result<ExitCode> {
     }
 
     interrupt::flag()?;
+    interrupt::at_once(true);
     let mut stream = tokenizer.as_ref().map(Tokenizer::stream);
     let mut text = String::new();
     let mut failure = None;
     let on_token = |id| {
+        interrupt::at_once(false);
         let piece = match stream.as_mut().map(|s| s.push(id)) {
             Some(Ok(piece)) => piece,
             Some(Err(e)) => {
@@ -160,15 +166,15 @@ pub fn run(args: &GenerateArgs, quiet: bool) -> Result<ExitCode> {
     } else {
         crate::outln!("{rest}");
         if !quiet {
-            eprintln!("{}", remark(&generation, prompt.len()));
+            crate::errln!("{}", remark(&generation, prompt.len()));
         }
     }
     if let Some(speculation) = &speculation {
         if args.stats && !args.json {
-            eprint!("{}", stats::text(speculation));
+            crate::err!("{}", stats::text(speculation));
         }
         if speculation.looks_mismatched() {
-            eprintln!("warning: {}", stats::MISMATCH);
+            crate::errln!("warning: {}", stats::MISMATCH);
         }
     }
     let interrupted = interrupt::pressed();

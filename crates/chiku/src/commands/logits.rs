@@ -2,10 +2,10 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 use runtime::Logits;
 use runtime::generate::PREFILL_CHUNK;
@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::cli::ModelArgs;
 use crate::exit::Interrupted;
 use crate::interrupt;
-use crate::output::{Unit, bar};
+use crate::output::{PartialFile, Unit, bar};
 
 #[derive(Args)]
 #[command(
@@ -45,11 +45,10 @@ pub fn run(args: &LogitsArgs, quiet: bool) -> Result<ExitCode> {
     let layout = Layout::new(args.token_ids.len(), head.vocab(), head.is_pruned().then_some(head.len()));
     interrupt::flag()?;
 
-    let dir = args.out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let part =
-        tempfile::NamedTempFile::new_in(dir).with_context(|| format!("{}: cannot write there", dir.display()))?;
+    let inputs: Vec<PathBuf> = model.checkpoint().shards().iter().map(|s| s.path.clone()).collect();
+    let mut part = PartialFile::create(&args.out, &inputs)?;
     let writing = || format!("{}: cannot write", args.out.display());
-    layout.write_header(part.as_file()).with_context(writing)?;
+    layout.write_header(part.file()).with_context(writing)?;
     let progress = bar("logits", args.token_ids.len() as u64, Unit::Count, quiet);
     for (i, chunk) in args.token_ids.chunks(PREFILL_CHUNK).enumerate() {
         if interrupt::pressed() {
@@ -59,23 +58,19 @@ pub fn run(args: &LogitsArgs, quiet: bool) -> Result<ExitCode> {
         for r in 0..chunk.len() {
             // A NaN that reached a file would be compared with NaN and found different, with no word about the cause.
             logits.argmax(r)?;
-            layout.write_row(part.as_file(), i * PREFILL_CHUNK + r, &logits, r).with_context(writing)?;
+            layout.write_row(part.file(), i * PREFILL_CHUNK + r, &logits, r).with_context(writing)?;
         }
         progress.inc(chunk.len() as u64);
     }
     progress.finish_and_clear();
-    part.as_file().sync_all().with_context(writing)?;
-    if args.out.is_dir() {
-        bail!("{}: is a directory; give the name of a file", args.out.display());
-    }
-    part.persist(&args.out).with_context(writing)?;
+    part.finish()?;
     if args.json {
         crate::outln!(
             "{}",
             json!({"out": args.out, "tokens": layout.tokens, "vocab": layout.vocab, "kept": layout.kept})
         );
     } else if !quiet {
-        eprintln!("{}: logits [{}, {}] in f32", args.out.display(), layout.tokens, layout.vocab);
+        crate::errln!("{}: logits [{}, {}] in f32", args.out.display(), layout.tokens, layout.vocab);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -14,7 +14,7 @@ use runtime::{Engine, Model};
 use crate::cli::ModelArgs;
 use crate::exit::{GATE_FAILED, INTERRUPTED};
 use crate::interrupt;
-use crate::output::{Unit, bar};
+use crate::output::{PartialFile, Unit, bar};
 
 #[derive(Args)]
 #[command(
@@ -48,11 +48,14 @@ pub struct PplArgs {
 pub fn run(args: &PplArgs, quiet: bool) -> Result<ExitCode> {
     let model = args.model.load()?;
     let records = read_records(args.records.as_deref(), &model, args.limit)?;
+    let inputs: Vec<PathBuf> = args.records.iter().map(PathBuf::from).collect();
+    let out = args.out.as_ref().map(|path| PartialFile::create(path, &inputs)).transpose()?;
     let mut engine = args.model.engine.engine(&model)?;
     let options = ScoreOptions { chunk_rows: args.chunk };
     let mut report = score_with_bar(&mut engine, &records, &options, quiet)?;
-    if let Some(path) = &args.out {
-        write_records(path, &report)?;
+    // An interrupted run has no whole file to give.
+    if let Some(out) = out.filter(|_| report.complete) {
+        write_records(out, &report)?;
     }
     if args.json {
         // Per-record scores go to --out; the summary stays one readable object.
@@ -104,16 +107,11 @@ pub fn score_with_bar(
     Ok(report)
 }
 
-fn write_records(path: &Path, report: &PplReport) -> Result<()> {
-    let dir = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let writing = || format!("{}: cannot write", path.display());
-    let mut part = tempfile::NamedTempFile::new_in(dir).with_context(writing)?;
+fn write_records(mut out: PartialFile, report: &PplReport) -> Result<()> {
     for record in &report.records {
-        writeln!(part, "{}", serde_json::to_string(record)?).with_context(writing)?;
+        writeln!(out.file(), "{}", serde_json::to_string(record)?).context("cannot write the records")?;
     }
-    part.as_file().sync_all().with_context(writing)?;
-    part.persist(path).with_context(writing)?;
-    Ok(())
+    out.finish()
 }
 
 fn print(r: &PplReport) {

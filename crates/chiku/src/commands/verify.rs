@@ -89,6 +89,11 @@ pub fn run(args: &VerifyArgs, quiet: bool) -> Result<ExitCode> {
     let prompts = args.prompts.read(&model, args.limit)?.1;
     let records = read_records(args.records.as_deref(), &model, args.records_limit)?;
     args.draft.drafting(&model)?;
+    let (longest, context) =
+        (prompts.iter().map(|p| p.token_ids.len()).max().unwrap_or(0), args.engine.engine(&model)?.context());
+    if longest.saturating_add(args.tokens) > context {
+        bail!("--tokens {}: the longest prompt has {longest} tokens, and the context is {context}", args.tokens);
+    }
     let reference_ppl = match &args.reference {
         None => args.reference_ppl,
         Some(reference) => {

@@ -105,7 +105,8 @@ pub fn parse(start: &[u8], file_len: u64) -> Result<Header, HeaderError> {
         Some(json) if file_len >= data_start as u64 => json,
         _ => return Err(HeaderError::Truncated { expected: data_start as u64 }),
     };
-    let entries: Entries = serde_json::from_slice(json).map_err(|e| invalid(format!("not valid JSON: {e}")))?;
+    let entries: Entries =
+        serde_json::from_slice(json).map_err(|e| invalid(format!("not the JSON of a header: {e}")))?;
 
     let mut tensors: Vec<TensorInfo> = entries
         .tensors

@@ -69,6 +69,9 @@ impl Quantization {
             if kind != "int" {
                 return Err(weights.wrong("type", "\"int\"", format!("\"{kind}\"")));
             }
+            if !weights.string("actorder", "")?.is_empty() {
+                return Err(weights.unsupported("actorder", "weights in another order than their inputs"));
+            }
             let bits = weights.dimension("num_bits")?;
             if !SUPPORTED_BITS.contains(&bits) {
                 return Err(weights.wrong("num_bits", "4", bits.to_string()));

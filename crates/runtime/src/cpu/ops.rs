@@ -102,9 +102,9 @@ impl Rotation {
     }
 }
 
-/// `c * tanh(z / c)` for every logit.
+/// `c * tanh(z / c)` for every logit. The cap would make a plausible c of an infinity; that stays an error (NaN).
 pub(crate) fn softcap(logits: &mut [f32], cap: f32) {
-    logits.iter_mut().for_each(|z| *z = cap * (*z / cap).tanh());
+    logits.iter_mut().for_each(|z| *z = if z.is_finite() { cap * (*z / cap).tanh() } else { f32::NAN });
 }
 
 #[cfg(test)]

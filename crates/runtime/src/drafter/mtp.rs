@@ -103,7 +103,7 @@ impl MtpDrafter {
         let config = AssistantConfig::read(dir)?;
         let sources = bind(dir, &config, target)?;
         let files = TensorFiles::open(dir)?;
-        let loader = Loader { files: &files, packed: false };
+        let loader = Loader { files: &files, quantization: None };
         let (hidden, backbone) = (config.hidden_size, config.backbone_hidden_size);
         let layers = config.layers.iter().zip(sources).enumerate().map(|(l, (layer, source))| {
             let block = loader.block(l, layer, hidden, config.num_attention_heads)?;

@@ -4,6 +4,7 @@ use kernels::cpu::{Data, Matrix};
 use safetensors::Dtype;
 
 use super::{Loader, Weights, dense};
+use crate::config::Strategy;
 use crate::error::{Error, Result};
 
 impl Loader<'_> {
@@ -22,11 +23,11 @@ impl Loader<'_> {
 
     fn packed(&self, module: &str, rows: usize, cols: usize) -> Result<Weights> {
         let name = |suffix: &str| format!("{module}.{suffix}");
-        if !self.packed {
+        let Some(quantization) = self.quantization else {
             return Err(
                 self.inconsistent(&name("weight_packed"), "is packed, but config.json has no quantization_config")
             );
-        }
+        };
         for (suffix, what) in [("weight_zero_point", "a zero point"), ("weight_g_idx", "an activation order")] {
             if self.files.has(&name(suffix)) {
                 return Err(Error::Unsupported {
@@ -59,7 +60,18 @@ impl Loader<'_> {
         if scales.dtype != Dtype::BF16 {
             return Err(scales.mismatch("BF16"));
         }
-        let data = Data::Int4 { packed: packed.bytes.clone(), scales: scales.bytes.clone(), group: cols / groups };
+        // A file whose shapes and configuration disagree is another model to every other reader.
+        let group = cols / groups;
+        if !quantization
+            .schemes
+            .iter()
+            .any(|s| s.strategy == Strategy::Group(group) || (groups == 1 && s.strategy == Strategy::Channel))
+        {
+            let found = if groups == 1 { "one scale a row".to_string() } else { format!("groups of {group}") };
+            let reason = format!("has {found}, which no config group of quantization_config describes");
+            return Err(self.inconsistent(&name("weight_scale"), &reason));
+        }
+        let data = Data::Int4 { packed: packed.bytes.clone(), scales: scales.bytes.clone(), group };
         Matrix::new(rows, cols, data).map_err(|e| scales.mismatch(e.to_string()))
     }
 }
