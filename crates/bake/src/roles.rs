@@ -120,7 +120,7 @@ impl Role<'_> {
     }
 }
 
-/// Sorts a full tensor name; `prefix` is [`Checkpoint::prefix`].
+/// Sorts a full tensor name; `prefix` is `Checkpoint::prefix`.
 pub fn role<'a>(prefix: &str, full_name: &'a str) -> Role<'a> {
     if let Some(part) = full_name.strip_prefix("lm_head.").and_then(Part::of) {
         return Role::Linear(Linear::Head, part);
