@@ -34,6 +34,7 @@ pub mod quant;
 pub mod quant_config;
 pub mod quantize;
 pub mod roles;
+mod side_files;
 pub mod source;
 pub mod staging;
 pub mod synth;

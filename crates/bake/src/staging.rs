@@ -12,7 +12,7 @@ use runtime::checkpoint::SINGLE_FILE;
 
 use crate::error::{Error, Result};
 use crate::lineage::LINEAGE_FILE;
-use crate::writer::SIDE_FILES;
+use crate::side_files::SIDE_FILES;
 
 /// Bytes beyond the output that must be free: directory blocks, JSON files.
 const RESERVE: u64 = 16_000_000;

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
-use runtime::checkpoint::{Checkpoint, KEEPSET_FILE, SINGLE_FILE};
+use runtime::checkpoint::{Checkpoint, SINGLE_FILE};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -27,31 +27,9 @@ use crate::context::{Context, Meter};
 use crate::error::{Error, Result};
 use crate::lineage::{self, LINEAGE_FILE, Lineage, TOOL_VERSION};
 use crate::plan::{Job, Plan, Work};
+use crate::side_files::SIDE_FILES;
 use crate::source::Source;
 use crate::staging::Staging;
-
-/// Files of a checkpoint that describe it without its weights. Those that exist are copied unchanged by every bake. Model cards are
-/// not among them: what a card says of the parent (size, type, perplexity) is not true of its child.
-pub const SIDE_FILES: [&str; 18] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "processor_config.json",
-    "preprocessor_config.json",
-    KEEPSET_FILE,
-    "LICENSE",
-    "LICENSE.txt",
-    "LICENSE.md",
-    "NOTICE",
-    "NOTICE.txt",
-    "NOTICE.md",
-    "USE_POLICY.md",
-];
 
 /// Bytes that a tile reads and writes together. Small enough to stay in a core's cache and to answer a cancel flag at once,
 /// large enough that system calls do not count.

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod args;
 mod cli;
 mod commands;
 mod draft;

@@ -115,14 +115,7 @@ pub fn greedy(
     loop {
         out.token_ids.push(token);
         let ended = on_token(token).is_break();
-        let stop = match () {
-            _ if options.stop_ids.contains(&token) => Some(StopReason::Stop),
-            _ if ended => Some(StopReason::Cancelled),
-            _ if out.token_ids.len() == options.max_tokens => Some(StopReason::Length),
-            _ if engine.len() == engine.context() => Some(StopReason::Context),
-            _ => None,
-        };
-        if let Some(stop) = stop {
+        if let Some(stop) = stop_reason(engine, &out.token_ids, options, ended) {
             out.stop = stop;
             return Ok(out);
         }
@@ -130,6 +123,22 @@ pub fn greedy(
         logits = engine.extend(&[token], 0..1)?;
         token = logits.argmax(0)?;
         out.step_ms.push(ms_since(started));
+    }
+}
+
+/// Why a generation ends after its newest token; `None` where it goes on.
+pub(crate) fn stop_reason(
+    engine: &Engine,
+    token_ids: &[u32],
+    options: &GenerateOptions,
+    cancelled: bool,
+) -> Option<StopReason> {
+    match () {
+        _ if token_ids.last().is_some_and(|t| options.stop_ids.contains(t)) => Some(StopReason::Stop),
+        _ if cancelled => Some(StopReason::Cancelled),
+        _ if token_ids.len() == options.max_tokens => Some(StopReason::Length),
+        _ if engine.len() == engine.context() => Some(StopReason::Context),
+        _ => None,
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::drafter::{DraftContext, Drafter};
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::generate::{GenerateOptions, Generation, StopReason, ms_since, prefill};
+use crate::generate::{GenerateOptions, Generation, StopReason, ms_since, prefill, stop_reason};
 use crate::logits::Logits;
 use crate::speculate::{Acceptance, Branch, Outcome, Shape, accept, cut};
 
@@ -116,15 +116,7 @@ pub fn speculative_observed(
         }
         // The newest token is decided but not run: the cache ends before it, wherever the output was cut.
         engine.truncate(sequence.len() - 1);
-        let stopped = out.token_ids.last().is_some_and(|t| options.stop_ids.contains(t));
-        let stop = match () {
-            _ if stopped => Some(StopReason::Stop),
-            _ if ended => Some(StopReason::Cancelled),
-            _ if out.token_ids.len() == options.max_tokens => Some(StopReason::Length),
-            _ if engine.len() == engine.context() => Some(StopReason::Context),
-            _ => None,
-        };
-        if let Some(stop) = stop {
+        if let Some(stop) = stop_reason(engine, &out.token_ids, options, ended) {
             out.stop = stop;
             return Ok((out, speculation));
         }

@@ -225,7 +225,7 @@ pub fn run(command: &BakeCommand, quiet: bool) -> Result<ExitCode> {
 }
 
 fn open(model: &str) -> Result<Checkpoint> {
-    Ok(Checkpoint::open(&crate::cli::model_dir(model)?)?)
+    Ok(Checkpoint::open(&crate::args::model_dir(model)?)?)
 }
 
 /// Runs a bake under a progress bar and Ctrl-C, and reports what it did.

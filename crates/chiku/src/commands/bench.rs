@@ -22,7 +22,7 @@ use runtime::speculative::speculative;
 use runtime::template::ChatTemplate;
 use runtime::tokenizer::Tokenizer;
 
-use crate::cli::{EngineArgs, ModelArgs};
+use crate::args::{EngineArgs, ModelArgs};
 use crate::draft::DraftArgs;
 use crate::exit::{INPUT, INTERRUPTED};
 use crate::interrupt;

@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use super::bench::{PromptArgs, Side, measure};
 use super::verify::identity;
-use crate::cli::{Backend, EngineArgs, PrecisionArg};
+use crate::args::{Backend, EngineArgs, PrecisionArg};
 use crate::draft::DraftArgs;
 use crate::exit::{GATE_FAILED, Interrupted};
 use crate::interrupt;
@@ -40,7 +40,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Threads; 0 for one each core.
-    #[arg(long, default_value_t = 0, value_parser = crate::cli::threads, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_parser = crate::args::threads, value_name = "N")]
     pub threads: usize,
     /// Print one JSON object at the end instead of the story.
     #[arg(long)]

@@ -14,7 +14,7 @@ use runtime::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use super::stats;
-use crate::cli::ModelArgs;
+use crate::args::ModelArgs;
 use crate::draft::DraftArgs;
 use crate::exit::INTERRUPTED;
 use crate::interrupt;
@@ -57,7 +57,7 @@ pub struct PromptSource {
     #[arg(long, value_name = "FILE")]
     pub prompt_file: Option<PathBuf>,
     /// Token ids to continue, comma-separated, taken as they are.
-    #[arg(long, value_delimiter = ',', value_parser = crate::cli::token_id, value_name = "ID,ID,...")]
+    #[arg(long, value_delimiter = ',', value_parser = crate::args::token_id, value_name = "ID,ID,...")]
     pub token_ids: Option<Vec<u32>>,
 }
 

@@ -11,7 +11,7 @@ use runtime::Logits;
 use runtime::generate::PREFILL_CHUNK;
 use serde_json::json;
 
-use crate::cli::ModelArgs;
+use crate::args::ModelArgs;
 use crate::exit::Interrupted;
 use crate::interrupt;
 use crate::output::{PartialFile, Unit, bar};
@@ -28,7 +28,7 @@ pub struct LogitsArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Token ids, comma-separated, taken as they are (no begin-of-text token is added).
-    #[arg(long, value_delimiter = ',', value_parser = crate::cli::token_id, required = true, value_name = "ID,ID,...")]
+    #[arg(long, value_delimiter = ',', value_parser = crate::args::token_id, required = true, value_name = "ID,ID,...")]
     pub token_ids: Vec<u32>,
     /// File to write; appears only when it is whole.
     #[arg(long, value_name = "FILE")]

@@ -11,7 +11,7 @@ use ppl::score::{PplReport, ScoreOptions, score};
 use runtime::tokenizer::TOKENIZER_FILE;
 use runtime::{Engine, Model};
 
-use crate::cli::ModelArgs;
+use crate::args::ModelArgs;
 use crate::exit::{GATE_FAILED, INTERRUPTED};
 use crate::interrupt;
 use crate::output::{PartialFile, Unit, bar};

@@ -17,7 +17,7 @@ use runtime::speculate::Shape;
 
 use super::bench::PromptArgs;
 use super::ppl::{read_records, score_with_bar};
-use crate::cli::{EngineArgs, ModelArgs};
+use crate::args::{EngineArgs, ModelArgs};
 use crate::draft::DraftArgs;
 use crate::exit::{GATE_FAILED, INTERRUPTED, Interrupted};
 use crate::interrupt;
