@@ -147,7 +147,8 @@ fn not_a_bake(target: &Path) -> Option<String> {
     if !target.join(LINEAGE_FILE).is_file() {
         return Some(format!("it exists and was not baked (no {LINEAGE_FILE}); remove it yourself"));
     }
-    let known = [LINEAGE_FILE, "config.json", SINGLE_FILE];
+    // Cards were copied once, and other tools add them.
+    let known = [LINEAGE_FILE, "config.json", SINGLE_FILE, "README.md", "MODEL_CARD.md"];
     let foreign = fs::read_dir(target).into_iter().flatten().flatten().map(|e| e.file_name()).find(|name| {
         let name = name.to_string_lossy();
         !known.contains(&&*name) && !SIDE_FILES.contains(&&*name)

@@ -7,6 +7,7 @@
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+pub mod math;
 mod matmul;
 mod matrix;
 mod portable;

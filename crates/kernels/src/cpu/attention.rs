@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::Isa;
+use super::math::exp_nonpositive;
 use crate::attention::chunks;
 
 /// Cached keys and values of one layer: position p holds `[kv_heads, head_dim]` f32 at `p * kv_heads * head_dim`.
@@ -45,7 +46,7 @@ impl Partial {
     /// Appends the chunk `other`; an empty `self` contributes exact zeros.
     fn merge(&mut self, other: &Partial) {
         let max = self.max.max(other.max);
-        let (mine, theirs) = ((self.max - max).exp(), (other.max - max).exp());
+        let (mine, theirs) = (exp_nonpositive(self.max - max), exp_nonpositive(other.max - max));
         self.sum = self.sum * mine + other.sum * theirs;
         for (a, b) in self.values.iter_mut().zip(&other.values) {
             *a = *a * mine + b * theirs;
@@ -77,8 +78,8 @@ pub fn attend(
         chunk.max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         chunk.sum = 0.0;
         chunk.values.fill(0.0);
-        for (p, score) in positions.zip(&scores) {
-            let weight = (score - chunk.max).exp();
+        scores.iter_mut().for_each(|s| *s = exp_nonpositive(*s - chunk.max));
+        for (p, &weight) in positions.zip(&scores) {
             chunk.sum += weight;
             isa.scaled_add(&mut chunk.values, weight, kv.pair(p, head).1);
         }
