@@ -188,3 +188,20 @@ fn run_step(
     engine.settle(base + outcome.main + 1, outcome.branch);
     Ok(Taken { ranked, main, branches, logits, choices, outcome, draft_ms, verify_ms })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_acceptance_near_zero_over_many_steps_is_a_mismatch() {
+        let run = |reached, hit| Speculation {
+            acceptance: Acceptance { reached: vec![reached], main: vec![hit], salvaged: vec![[0; 4]] },
+            ..Default::default()
+        };
+        assert!(run(100, 1).looks_mismatched());
+        assert!(!run(100, 2).looks_mismatched());
+        assert!(!run(31, 0).looks_mismatched(), "too few steps to tell");
+        assert!(!Speculation::default().looks_mismatched());
+    }
+}
