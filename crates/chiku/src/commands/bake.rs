@@ -132,7 +132,7 @@ pub struct DropLayersArgs {
 
 #[derive(Args)]
 #[command(
-    after_help = "With --strict, problems end the command with exit code 1.\n\nExamples:\n  chiku bake inspect nano\n  chiku bake inspect nano-int4 --strict --json"
+    after_help = "With --strict or --against, problems end the command with exit code 1.\n\nExamples:\n  chiku bake inspect nano\n  chiku bake inspect nano-int4 --strict --json"
 )]
 pub struct InspectArgs {
     /// A checkpoint directory, or `nano`.
@@ -324,6 +324,7 @@ fn inspect(args: &InspectArgs, quiet: bool) -> Result<ExitCode> {
     } else {
         crate::out!("{inspection}");
     }
-    let failed = args.strict && !inspection.problems.is_empty();
+    let asked = args.strict || args.against.is_some();
+    let failed = asked && !inspection.problems.is_empty();
     Ok(if failed { ExitCode::from(GATE_FAILED) } else { ExitCode::SUCCESS })
 }
