@@ -22,6 +22,7 @@ pub use head::HeadRows;
 pub type Weights = Matrix<Bytes>;
 
 /// Key and value side of a layer that has its own.
+#[derive(Clone)]
 pub(crate) struct KvWeights {
     pub k_proj: Weights,
     pub v_proj: Weights,
@@ -29,6 +30,7 @@ pub(crate) struct KvWeights {
 }
 
 /// Per-layer input side of a layer.
+#[derive(Clone)]
 pub(crate) struct PleWeights {
     pub gate: Weights,
     pub projection: Weights,
@@ -36,6 +38,7 @@ pub(crate) struct PleWeights {
 }
 
 /// What every layer has, a drafter's too: queries, the output of attention, the MLP, and the norms around them.
+#[derive(Clone)]
 pub(crate) struct BlockWeights {
     pub input_norm: Vec<f32>,
     pub post_attention_norm: Vec<f32>,
@@ -53,6 +56,7 @@ pub(crate) struct BlockWeights {
 }
 
 /// One decoder layer of a target.
+#[derive(Clone)]
 pub(crate) struct LayerWeights {
     pub block: BlockWeights,
     pub kv: Option<KvWeights>,
@@ -60,6 +64,7 @@ pub(crate) struct LayerWeights {
 }
 
 /// Per-layer embeddings: what is computed once a token, before the layers.
+#[derive(Clone)]
 pub(crate) struct PleTables {
     /// `[vocab, layers * ple]`.
     pub embed: Weights,
@@ -68,9 +73,10 @@ pub(crate) struct PleTables {
     pub norm: Vec<f32>,
 }
 
-/// A loaded model.
+/// A loaded model. A clone shares the weights: only norms and scalars are copied.
+#[derive(Clone)]
 pub struct Model {
-    checkpoint: Checkpoint,
+    checkpoint: Arc<Checkpoint>,
     /// `[vocab, hidden]`.
     pub(crate) embed: Weights,
     pub(crate) ple: Option<PleTables>,
@@ -97,7 +103,15 @@ impl Model {
         let layers = (0..config.layers.len()).map(|l| loader.layer(l, config)).collect::<Result<_>>()?;
         let final_norm = loader.vector(names::FINAL_NORM, config.hidden_size)?;
         let (untied_head, head_rows) = head::load(&loader, &checkpoint)?;
-        Ok(Model { embed, ple, layers, final_norm, untied_head, head_rows: Arc::new(head_rows), checkpoint })
+        Ok(Model {
+            embed,
+            ple,
+            layers,
+            final_norm,
+            untied_head,
+            head_rows: Arc::new(head_rows),
+            checkpoint: Arc::new(checkpoint),
+        })
     }
 
     /// The configuration.
@@ -145,6 +159,51 @@ impl Model {
             "mlp.down_proj" => Some(&layer.block.down_proj),
             "per_layer_input_gate" => layer.ple.as_ref().map(|p| &p.gate),
             "per_layer_projection" => layer.ple.as_ref().map(|p| &p.projection),
+            _ => None,
+        }
+    }
+
+    /// Replaces a linear, so that a variant of a model can be tried without writing a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Inconsistent`] where this model has no linear of that name, or one of another shape.
+    pub fn set_weights(&mut self, module: &str, weights: Weights) -> Result<()> {
+        let wrong = |reason: String| Error::Inconsistent {
+            path: self.checkpoint.dir().to_path_buf(),
+            tensor: module.to_string(),
+            reason,
+        };
+        let found = self.weights(module).ok_or_else(|| wrong("is no linear of this model".into()))?;
+        let (shape, given) = ([found.rows(), found.cols()], [weights.rows(), weights.cols()]);
+        if shape != given {
+            return Err(wrong(format!("is {shape:?}, and its replacement is {given:?}")));
+        }
+        match self.place(module) {
+            Some(place) => *place = weights,
+            // The one linear that may have no place of its own: a head tied to the embedding.
+            None => self.untied_head = Some(weights),
+        }
+        Ok(())
+    }
+
+    fn place(&mut self, module: &str) -> Option<&mut Weights> {
+        match module {
+            names::LM_HEAD => return self.untied_head.as_mut(),
+            names::PLE_MODEL_PROJECTION => return self.ple.as_mut().map(|p| &mut p.projection),
+            _ => {}
+        }
+        let (index, rest) = names::split_layer(module)?;
+        let layer = self.layers.get_mut(index)?;
+        match rest {
+            "self_attn.q_proj" => Some(&mut layer.block.q_proj),
+            "self_attn.k_proj" => layer.kv.as_mut().map(|kv| &mut kv.k_proj),
+            "self_attn.v_proj" => layer.kv.as_mut().map(|kv| &mut kv.v_proj),
+            "self_attn.o_proj" => Some(&mut layer.block.o_proj),
+            "mlp.gate_proj" => Some(&mut layer.block.gate_proj),
+            "mlp.up_proj" => Some(&mut layer.block.up_proj),
+            "mlp.down_proj" => Some(&mut layer.block.down_proj),
+            "per_layer_input_gate" => layer.ple.as_mut().map(|p| &mut p.gate),
+            "per_layer_projection" => layer.ple.as_mut().map(|p| &mut p.projection),
             _ => None,
         }
     }

@@ -36,7 +36,7 @@ impl Mapped {
     /// The range lies inside the file: [`super::header::parse`] has checked it against the file's length.
     pub fn slice(&self, range: Range<usize>) -> Bytes {
         debug_assert!(range.end <= self.0.len());
-        Bytes { map: self.clone(), range }
+        Bytes { storage: Storage::Map(self.clone()), range }
     }
 }
 
@@ -47,16 +47,32 @@ impl Deref for Mapped {
     }
 }
 
-/// Bytes of a mapped file; derefs to a slice.
+/// Bytes of a mapped file, or of memory; derefs to a slice. Cheap to clone.
 #[derive(Clone)]
 pub struct Bytes {
-    map: Mapped,
+    storage: Storage,
     range: Range<usize>,
+}
+
+#[derive(Clone)]
+enum Storage {
+    Map(Mapped),
+    Memory(Arc<[u8]>),
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Bytes {
+        Bytes { range: 0..bytes.len(), storage: Storage::Memory(bytes.into()) }
+    }
 }
 
 impl Deref for Bytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.map[self.range.clone()]
+        let all: &[u8] = match &self.storage {
+            Storage::Map(map) => map,
+            Storage::Memory(bytes) => bytes,
+        };
+        &all[self.range.clone()]
     }
 }
