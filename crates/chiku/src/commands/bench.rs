@@ -1,73 +1,31 @@
-//! `chiku bench`: measure tokens per second, and keep the samples.
+//! `chiku bench`: measure tokens per second, keep the samples, and tell speed from luck.
 
-use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use anyhow::{Result, bail};
-use bench::acceptance::{AcceptanceReport, PromptDrafts, Yield};
-use bench::compare::Comparison;
-use bench::engine::EngineTarget;
-use bench::environment::{Binary, CheckpointHash, Environment};
-use bench::prompts::{Form, PromptSet};
-use bench::protocol::{self, Monotonic, Protocol, Run};
-use bench::record::{Figure, Kind, Record, Setup, TargetInfo};
-use bench::stats::BootstrapOptions;
+use anyhow::Result;
 use clap::{Args, Subcommand};
-use ppl::paths::Prompt;
-use runtime::Model;
-use runtime::generate::GenerateOptions;
-use runtime::speculative::speculative;
-use runtime::template::ChatTemplate;
-use runtime::tokenizer::Tokenizer;
 
-use crate::args::{EngineArgs, ModelArgs};
-use crate::draft::DraftArgs;
-use crate::exit::{INPUT, INTERRUPTED};
-use crate::interrupt;
-use crate::output::{Unit, bar, megabytes};
+mod acceptance;
+mod prompts;
+mod run;
+
+pub use prompts::PromptArgs;
+pub use run::{Side, measure};
 
 #[derive(Args)]
 pub struct BenchArgs {
     #[command(subcommand)]
     pub command: Option<BenchCommand>,
     #[command(flatten)]
-    pub run: RunArgs,
+    pub run: run::RunArgs,
 }
 
 #[derive(Subcommand)]
 pub enum BenchCommand {
     /// Run the protocol and append a record (the default).
-    Run(Box<RunArgs>),
+    Run(Box<run::RunArgs>),
     /// What a drafter yields: tokens a step and acceptance by depth, in and outside repetition loops.
-    Acceptance(Box<AcceptanceArgs>),
-}
-
-#[derive(Args)]
-#[command(after_help = "Example:\n  chiku bench acceptance --model nano --drafter nano --prompts heldout --k 7")]
-pub struct AcceptanceArgs {
-    /// A checkpoint directory in Hugging Face layout, or `nano` for the embedded model.
-    #[arg(long, value_name = "DIR|nano", default_value = "nano")]
-    pub model: String,
-    #[command(flatten)]
-    pub engine: EngineArgs,
-    #[command(flatten)]
-    pub draft: DraftArgs,
-    #[command(flatten)]
-    pub prompts: PromptArgs,
-    /// Prompts to run, from the start of the set.
-    #[arg(long, default_value_t = 80, value_name = "N")]
-    pub limit: usize,
-    /// Tokens of each completion; ends at end-of-text.
-    #[arg(long, default_value_t = 128, value_name = "N")]
-    pub max_tokens: usize,
-    /// Seed of the interval's resampling.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub seed: u64,
-    /// Print the report as JSON.
-    #[arg(long)]
-    pub json: bool,
+    Acceptance(Box<acceptance::AcceptanceArgs>),
 }
 
 impl BenchArgs {
@@ -80,329 +38,10 @@ impl BenchArgs {
     }
 }
 
-#[derive(Args)]
-#[command(
-    after_help = "The protocol is the field's: greedy, one request at a time, warm-ups first, end-of-text ignored; tokens/s are all \
-completion tokens over the wall time of the whole sequence, prefill inside. Ctrl-C keeps what is done.
-
-Examples:
-  chiku bench run --model nano --limit 16 --max-tokens 64
-  chiku bench run --model nano-int4 --against nano --limit 32 --out samples.jsonl"
-)]
-pub struct RunArgs {
-    /// A checkpoint directory in Hugging Face layout, or `nano` for the embedded model.
-    #[arg(long, value_name = "DIR|nano", default_value = "nano")]
-    pub model: String,
-    #[command(flatten)]
-    pub engine: EngineArgs,
-    #[command(flatten)]
-    pub draft: DraftArgs,
-    /// Decode this checkpoint plainly, alternately with --model on the same prompts, and compare.
-    #[arg(long, value_name = "DIR|nano")]
-    pub against: Option<String>,
-    #[command(flatten)]
-    pub prompts: PromptArgs,
-    /// Prompts to run, from the start of the set.
-    #[arg(long, default_value_t = 128, value_name = "N")]
-    pub limit: usize,
-    /// Tokens of each completion.
-    #[arg(long, default_value_t = 512, value_name = "N")]
-    pub max_tokens: usize,
-    /// Untimed requests before the first timed one.
-    #[arg(long, default_value_t = 4, value_name = "N")]
-    pub warmup: usize,
-    /// End a completion at end-of-text instead of running through it.
-    #[arg(long)]
-    pub stop_at_eos: bool,
-    /// Seed of the interval's resampling.
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub seed: u64,
-    /// JSONL file to append the record to [default: results/YEAR/MACHINE-MONTH.jsonl].
-    #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
-    /// Print the records as JSON, without the samples.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// A prompt set.
-#[derive(Args, Clone)]
-pub struct PromptArgs {
-    /// Prompts: `public` or `heldout` (embedded, for nano), or a file: JSONL with `id` and `prompt`, or the field's sharegpt JSON.
-    #[arg(long, default_value = "public", value_name = "FILE|public|heldout")]
-    pub prompts: String,
-    /// Put every prompt into the chat template [default for sharegpt files].
-    #[arg(long, conflicts_with = "raw")]
-    pub chat: bool,
-    /// Continue every prompt as plain text [default for JSONL files].
-    #[arg(long)]
-    pub raw: bool,
-}
-
-impl PromptArgs {
-    /// The set (its identity, for records) and the first `limit` prompts as tokens of `model`.
-    pub fn read(&self, model: &Model, limit: usize) -> Result<(PromptSet, Vec<Prompt>)> {
-        let path = match self.prompts.as_str() {
-            name @ ("public" | "heldout") => runtime::nano::directory()?.join(format!("prompts/{name}.jsonl")),
-            path => PathBuf::from(path),
-        };
-        let mut set = PromptSet::read(&path)?;
-        if self.chat {
-            set = set.with_form(Form::Chat);
-        } else if self.raw {
-            set = set.with_form(Form::Raw);
-        }
-        let set = set.take(limit);
-        let dir = model.checkpoint().dir();
-        let (tokenizer, template) = (Tokenizer::open(dir)?, ChatTemplate::open(dir)?);
-        let prompts = set.encode(|p| bench::engine::encode(p, &tokenizer, template.as_ref()))?;
-        Ok((set, prompts))
-    }
-}
-
-/// A loaded model to be timed.
-pub struct Side {
-    /// Name in reports.
-    pub label: String,
-    /// The model.
-    pub model: Arc<Model>,
-    /// Who drafts for it.
-    pub draft: Option<DraftArgs>,
-}
-
-/// Times one or two models. Two are run alternately; the second record then holds the comparison with the first.
-pub fn measure(
-    sides: &[Side],
-    engine: &EngineArgs,
-    (set, prompts): &(PromptSet, Vec<Prompt>),
-    protocol: &Protocol,
-    seed: u64,
-    quiet: bool,
-) -> Result<Vec<Record>> {
-    let cancel = interrupt::flag()?;
-    let environment = Environment::capture();
-    if let (Some(load), Some(cpus)) = (environment.load_1m, environment.cpus)
-        && load > cpus as f64
-    {
-        crate::errln!(
-            "warning: the load is {load:.1} on {cpus} processors: times will say more about the neighbours than about this program"
-        );
-    }
-    let mut targets = Vec::new();
-    let mut flags = Vec::new();
-    for side in sides {
-        let stop_ids = side.model.checkpoint().generation().stop_ids.clone();
-        let target = EngineTarget::new(&side.label, engine.engine(&side.model)?, stop_ids, cancel);
-        flags.push(vec![format!("isa={}", target.engine().isa())]);
-        let drafting = match &side.draft {
-            Some(draft) => draft.drafting(&side.model)?.map(|d| (draft.flags(&d), d)),
-            None => None,
-        };
-        targets.push(match drafting {
-            None => target,
-            Some((set, d)) => {
-                flags.last_mut().into_iter().for_each(|f| f.extend_from_slice(&set));
-                target.with_drafts(d.drafter, d.shape)
-            }
-        });
-    }
-    let mut infos: Vec<(TargetInfo, CheckpointHash)> = Vec::new();
-    for ((side, target), flags) in sides.iter().zip(&targets).zip(flags) {
-        let info = TargetInfo {
-            label: side.label.clone(),
-            backend: "cpu".into(),
-            precision: runtime::Precision::from(engine.precision).as_str().into(),
-            threads: target.engine().threads(),
-            flags,
-        };
-        infos.push((info, CheckpointHash::of(&side.label, side.model.checkpoint())?));
-    }
-
-    let progress = bar("measuring", (prompts.len() * sides.len()) as u64, Unit::Count, quiet);
-    let mut show = |p: protocol::Progress<'_>| {
-        if !p.warmup {
-            progress.set_position(p.done as u64);
-        }
-    };
-    let context = protocol::Context { clock: &Monotonic::start(), cancel, progress: &mut show };
-    let runs: Vec<Run> = match &mut targets[..] {
-        [one] => vec![protocol::run(one, prompts, protocol, context)?],
-        [a, b] => protocol::interleave(a, b, prompts, protocol, context)?.into(),
-        _ => bail!("one or two models can be measured, not {}", sides.len()),
-    };
-    progress.finish_and_clear();
-
-    let options = BootstrapOptions { seed, ..Default::default() };
-    let comparison = match &runs[..] {
-        [a, b] if a.samples.len().min(b.samples.len()) >= 2 => Some(Comparison::new(a, b, &options)?),
-        _ => None,
-    };
-    let mut records = Vec::new();
-    for ((run, side), (target, checkpoint)) in runs.into_iter().zip(sides).zip(infos) {
-        let setup = Setup {
-            binary: binary(),
-            environment: environment.clone(),
-            target,
-            checkpoint,
-            prompts: set.clone(),
-            protocol: protocol.clone(),
-        };
-        let mut record = Record::measured(run, setup, &options)?;
-        if let Some(result) = &mut record.result {
-            result.bytes_per_step = Some(Figure {
-                kind: Kind::Projected,
-                value: side.model.step_weight_bytes() as f64,
-                source: "sum of the sizes of all matrices that a step multiplies with, each read once".into(),
-            });
-        }
-        records.push(record);
-    }
-    if let Some(last) = records.last_mut() {
-        last.comparison = comparison;
-    }
-    Ok(records)
-}
-
-fn binary() -> Binary {
-    let commit = Some(env!("CHIKU_BUILD_COMMIT").to_string()).filter(|c| !c.is_empty());
-    Binary { version: env!("CARGO_PKG_VERSION").into(), commit }
-}
-
 pub fn run(args: &BenchArgs, quiet: bool) -> Result<ExitCode> {
     match &args.command {
-        Some(BenchCommand::Run(args)) => run_protocol(args, quiet),
-        Some(BenchCommand::Acceptance(args)) => acceptance(args, quiet),
-        None => run_protocol(&args.run, quiet),
-    }
-}
-
-fn acceptance(args: &AcceptanceArgs, quiet: bool) -> Result<ExitCode> {
-    let source = ModelArgs { model: args.model.clone(), engine: args.engine.clone() };
-    let model = source.load()?;
-    let Some(mut drafting) = args.draft.drafting(&model)? else {
-        bail!("give a drafter: --drafter DIR, or --draft ngram");
-    };
-    let prompts = args.prompts.read(&model, args.limit)?.1;
-    let mut engine = args.engine.engine(&model)?;
-    let stop_ids = model.checkpoint().generation().stop_ids.clone();
-    let options = GenerateOptions { max_tokens: args.max_tokens, stop_ids, ..Default::default() };
-    interrupt::flag()?;
-    let progress = bar("drafting", prompts.len() as u64, Unit::Count, quiet);
-    let mut yields = Vec::new();
-    let go_on = || if interrupt::pressed() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-    for prompt in &prompts {
-        let (drafter, shape) = (&mut *drafting.drafter, &drafting.shape);
-        let (made, speculation) = speculative(&mut engine, drafter, &prompt.token_ids, shape, &options, |_| go_on())?;
-        if interrupt::pressed() {
-            break;
-        }
-        yields.push(PromptDrafts { token_ids: made.token_ids, speculation });
-        progress.inc(1);
-    }
-    progress.finish_and_clear();
-    let report = AcceptanceReport::new(&yields, &BootstrapOptions { seed: args.seed, ..Default::default() })?;
-    if args.json {
-        crate::outln!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        let (name, shape) = (drafting.drafter.name(), &drafting.shape);
-        crate::outln!("{name}, depth {}, {} rows, {} prompts (measured)", shape.depth(), shape.rows(), report.prompts);
-        print_yield("all steps", &report.all);
-        print_yield("outside loops", &report.off_loop);
-        crate::outln!("{:.0} % of the steps are in repetition loops", report.loop_share * 100.0);
-    }
-    if report.mismatch {
-        crate::errln!("warning: {}", super::stats::MISMATCH);
-    }
-    Ok(if interrupt::pressed() { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
-}
-
-fn print_yield(name: &str, y: &Yield) {
-    let tokens = y.tokens_per_step.map_or_else(String::new, |e| {
-        format!("{:.3} tokens a step [{:.3}, {:.3}]", e.value, e.interval.low, e.interval.high)
-    });
-    let depths: Vec<String> = y.accept_by_depth.iter().map(|a| format!("{:.0}%", a * 100.0)).collect();
-    crate::outln!("{name:>14}: {} steps, {tokens}, accepted by depth {}", y.steps, depths.join(" "));
-}
-
-fn run_protocol(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
-    let side = |model: &str, draft: Option<DraftArgs>| -> Result<Side> {
-        let source = ModelArgs { model: model.into(), engine: args.engine.clone() };
-        let label = model.trim_end_matches('/').rsplit('/').next().unwrap_or(model).to_string();
-        Ok(Side { label, model: source.load()?, draft })
-    };
-    let mut sides = Vec::new();
-    if let Some(baseline) = &args.against {
-        let mut plain = side(baseline, None)?;
-        plain.label += "-plain";
-        sides.push(plain);
-    }
-    sides.push(side(&args.model, Some(args.draft.clone()))?);
-    let prompts = args.prompts.read(&sides[0].model, args.limit)?;
-    let protocol = Protocol {
-        warmup_prompts: args.warmup,
-        max_tokens: args.max_tokens,
-        ignore_eos: !args.stop_at_eos,
-        ..Default::default()
-    };
-    let path = match &args.out {
-        Some(path) => path.clone(),
-        None => bench::log::monthly(Path::new("results"), &Environment::capture().machine()),
-    };
-    bench::log::check(&path)?;
-    let records = measure(&sides, &args.engine, &prompts, &protocol, args.seed, quiet)?;
-    for record in &records {
-        if let Some(torn) = bench::log::append(&path, record)? {
-            crate::errln!("warning: {}: line {} is torn and was closed: {}", path.display(), torn.line, torn.reason);
-        }
-    }
-    if args.json {
-        let bare: Vec<Record> = records.iter().map(|r| Record { samples: vec![], ..r.clone() }).collect();
-        crate::outln!("{}", serde_json::to_string_pretty(&bare)?);
-    } else {
-        records.iter().for_each(print);
-        if !quiet {
-            crate::outln!("record: {}", path.display());
-        }
-    }
-    if let Some(failure) = records.iter().find_map(|r| r.failure.as_ref()) {
-        crate::errln!("error: the run ended early: {failure}");
-        return Ok(ExitCode::from(INPUT));
-    }
-    Ok(if interrupt::pressed() { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
-}
-
-fn print(r: &Record) {
-    let Some(result) = &r.result else {
-        crate::outln!("{}: nothing was measured", r.target.label);
-        return;
-    };
-    let interval = result.interval.map_or_else(String::new, |i| {
-        format!(" [{:.1}, {:.1}] ({:.0} % over prompts; machine noise is not in it)", i.low, i.high, i.level * 100.0)
-    });
-    crate::outln!("{}: {:.1} tokens/s{interval}, measured", r.target.label, result.tokens_per_s);
-    let state = if r.complete { "" } else { ", INCOMPLETE" };
-    let (done, planned) = (result.prompts, r.planned);
-    crate::outln!("  {done} of {planned} prompts x {} tokens in {:.2} s{state}", r.protocol.max_tokens, result.wall_s);
-    if let (Some(prefill), Some(step), Some(tokens)) = (result.prefill_ms, result.step_ms, result.tokens_per_step) {
-        crate::outln!("  median prefill {prefill:.2} ms, median step {step:.3} ms, {tokens:.2} tokens a step");
-    }
-    if let Some(bytes) = &result.bytes_per_step {
-        crate::outln!("  {} of weights a step (projected)", megabytes(bytes.value as u64));
-    }
-    crate::outln!("  trajectory {}", &result.trajectory[..16]);
-    if let Some(c) = &r.comparison {
-        let i = c.speedup.interval;
-        crate::outln!(
-            "  {} is {:.3} [{:.3}, {:.3}] times as fast as {} over {} prompts",
-            c.b,
-            c.speedup.value,
-            i.low,
-            i.high,
-            c.a,
-            c.pairs
-        );
-        if c.different_outputs > 0 {
-            crate::outln!("  (on {} prompts the two wrote different text)", c.different_outputs);
-        }
+        Some(BenchCommand::Run(args)) => run::run(args, quiet),
+        Some(BenchCommand::Acceptance(args)) => acceptance::run(args, quiet),
+        None => run::run(&args.run, quiet),
     }
 }
