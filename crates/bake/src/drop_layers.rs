@@ -36,45 +36,10 @@ pub struct DropLayersOptions {
 /// Writes a checkpoint without some layers to `out`.
 ///
 /// # Errors
-/// [`Error::Layers`] with the reason where the removal has no valid result; all errors of the writer.
+/// [`runtime::Error::Layers`] with the reason where the removal has no valid result; all errors of the writer.
 pub fn run(checkpoint: &Checkpoint, out: &Path, options: &DropLayersOptions, context: &Context) -> Result<Report> {
     let plan = plan(checkpoint, options)?;
     writer::execute(plan, Some(checkpoint), out, WriteOptions { force: options.force }, context)
-}
-
-/// The layers that stay, ascending, or why this removal is illegal.
-pub fn survivors(config: &ModelConfig, drop: &[usize]) -> Result<Vec<usize>> {
-    let dropped: BTreeSet<usize> = drop.iter().copied().collect();
-    let count = config.layers.len();
-    let refuse = |reason: String| Error::Layers { layers: dropped.iter().copied().collect(), reason };
-    if dropped.is_empty() {
-        return Err(refuse("no layer is named".into()));
-    }
-    if let Some(unknown) = dropped.iter().find(|&&l| l >= count) {
-        return Err(refuse(format!("there is no layer {unknown}; the model has layers 0 to {}", count - 1)));
-    }
-    let keep: Vec<usize> = (0..count).filter(|l| !dropped.contains(l)).collect();
-    let Some(&last) = keep.last() else {
-        return Err(refuse(format!("that is all {count} of them; at least one must stay")));
-    };
-    if config.layers[last].kind != LayerKind::Full {
-        return Err(refuse(format!(
-            "layer {last} would be the last one, and it has sliding attention; the last layer must have full attention"
-        )));
-    }
-    let first_shared = config.first_kv_shared();
-    for kind in [LayerKind::Sliding, LayerKind::Full] {
-        let of_kind = |l: &&usize| config.layers[**l].kind == kind;
-        let reader = keep.iter().filter(of_kind).find(|&&l| l >= first_shared);
-        let source = keep.iter().filter(of_kind).any(|&l| l < first_shared);
-        if let Some(reader) = reader.filter(|_| !source) {
-            return Err(refuse(format!(
-                "layer {reader} shares the keys and values of a {} layer below {first_shared}, and none would be left",
-                kind.as_str()
-            )));
-        }
-    }
-    Ok(keep)
 }
 
 /// A sentence for each kind of shared layer whose source is removed: legal, but its readers then attend to keys and values that they
@@ -104,7 +69,11 @@ fn redirected(config: &ModelConfig, keep: &[usize]) -> Vec<String> {
 pub fn plan(checkpoint: &Checkpoint, options: &DropLayersOptions) -> Result<Plan> {
     let config = checkpoint.config();
     let prefix = checkpoint.prefix();
-    let keep = survivors(config, &options.layers)?;
+    if options.layers.is_empty() {
+        let expected = "at least one layer".into();
+        return Err(Error::Option { option: "layers", expected, found: "none".into() });
+    }
+    let keep = config.survivors(&options.layers)?;
     let new_index = |old: usize| keep.binary_search(&old).ok();
     let (old_count, ple) = (config.layers.len(), config.ple_size);
     let block_rows: Vec<usize> = keep.iter().flat_map(|&l| l * ple..(l + 1) * ple).collect();
@@ -186,14 +155,13 @@ fn runs(sorted: &[usize]) -> Vec<std::ops::Range<usize>> {
 }
 
 fn edit_config(checkpoint: &Checkpoint, keep: &[usize]) -> Result<Value> {
-    let old = checkpoint.config();
-    let shared = keep.iter().filter(|&&l| l >= old.first_kv_shared()).count();
+    let new = checkpoint.config().with_layers(keep);
     let mut config = Config::new(checkpoint);
     let text = config.text()?;
-    let kinds: Vec<&str> = keep.iter().map(|&l| old.layers[l].kind.as_str()).collect();
+    let kinds: Vec<&str> = new.layers.iter().map(|l| l.kind.as_str()).collect();
     text.insert("layer_types".into(), json!(kinds));
     text.insert("num_hidden_layers".into(), json!(keep.len()));
-    text.insert("num_kv_shared_layers".into(), json!(shared));
+    text.insert("num_kv_shared_layers".into(), json!(new.num_kv_shared_layers));
     if let Some(per_layer) = text.get_mut("per_layer_config").and_then(Value::as_object_mut) {
         let mut renumbered = Map::new();
         for (new, l) in keep.iter().enumerate() {

@@ -93,14 +93,6 @@ pub enum Error {
         /// The first packed tensor.
         tensor: String,
     },
-    /// These layers cannot be removed.
-    #[error("cannot drop layers {layers:?}: {reason}")]
-    Layers {
-        /// What was asked, ascending.
-        layers: Vec<usize>,
-        /// Which rule it breaks, and what would be legal.
-        reason: String,
-    },
     /// A keepset that the head cannot be pruned to.
     #[error("keepset: {reason}")]
     Keepset {

@@ -93,8 +93,7 @@ fn illegal_removals_say_why() {
     let out = tmp.path().join("out");
     // ssfsf|ssf: sliding 0 1 3, full 2 4, shared 5 6 7.
     for (layers, want) in [
-        (&[][..], "no layer is named"),
-        (&[8], "there is no layer 8; the model has layers 0 to 7"),
+        (&[8][..], "there is no layer 8; the model has layers 0 to 7"),
         (&[0, 1, 2, 3, 4, 5, 6, 7], "all 8"),
         (&[7], "layer 6 would be the last one, and it has sliding attention"),
         (&[2, 4], "layer 7 shares the keys and values of a full_attention layer below 5"),
@@ -102,9 +101,11 @@ fn illegal_removals_say_why() {
         (&[0, 1, 2, 3, 4], "none would be left"),
     ] {
         let error = drop(&oracle("02_kvshare"), &out, layers, false).unwrap_err();
-        assert!(matches!(error, Error::Layers { .. }), "{error}");
+        assert!(matches!(error, Error::Runtime(runtime::Error::Layers { .. })), "{error}");
         assert!(error.to_string().contains(want), "{layers:?}: {error}");
     }
+    let none = drop(&oracle("02_kvshare"), &out, &[], false).unwrap_err();
+    assert!(none.to_string().contains("expected at least one layer"), "{none}");
     // Legal although a whole kind loses its readers: nothing reads sliding keys any more.
     drop(&oracle("02_kvshare"), &out, &[0, 1, 3, 5, 6], false).unwrap();
     assert!(names_in(tmp.path()) == ["out"]);
@@ -135,10 +136,10 @@ fn e4b(kinds: &[&str], shared: usize) -> runtime::config::ModelConfig {
 fn osoi5_follows_from_e4b() {
     let kinds: Vec<&str> = (0..42).map(|l| if l % 6 == 5 { "full_attention" } else { "sliding_attention" }).collect();
     let config = e4b(&kinds, 18);
-    let keep = drop_layers::survivors(&config, &[2, 3, 4, 36, 37]).unwrap();
+    let keep = config.survivors(&[2, 3, 4, 36, 37]).unwrap();
     let shared = keep.iter().filter(|&&l| l >= config.first_kv_shared()).count();
     assert_eq!(shared, 16);
-    assert!(drop_layers::survivors(&config, &[41]).is_err());
+    assert!(config.survivors(&[41]).is_err());
 
     let osoi5 = e4b(&keep.iter().map(|&l| kinds[l]).collect::<Vec<_>>(), shared);
     let full: Vec<usize> = (0..37).filter(|&l| osoi5.layers[l].kind == LayerKind::Full).collect();

@@ -15,6 +15,7 @@ use crate::files;
 pub mod assistant;
 mod fields;
 mod quantization;
+mod removal;
 
 use fields::Fields;
 pub use quantization::{Quantization, Strategy, WeightScheme};
@@ -256,12 +257,20 @@ fn layers(text: &Fields, heads: usize, shared: usize) -> Result<Vec<LayerConfig>
     Ok(out)
 }
 
-/// Gives each shared layer its source: the last unshared layer of its kind.
+/// Index of the layer that a shared layer of this kind reads: the last unshared one of the kind.
+fn source<'a>(
+    mut own: impl ExactSizeIterator<Item = &'a LayerConfig> + DoubleEndedIterator,
+    kind: LayerKind,
+) -> Option<usize> {
+    own.rposition(|layer| layer.kind == kind)
+}
+
+/// Gives each shared layer its source.
 fn share_kv(text: &Fields, layers: &mut [LayerConfig], shared: usize) -> Result<()> {
     let first_shared = layers.len() - shared;
     let (own, readers) = layers.split_at_mut(first_shared);
     for (i, reader) in readers.iter_mut().enumerate().map(|(i, r)| (first_shared + i, r)) {
-        let Some(source) = own.iter().rposition(|o| o.kind == reader.kind) else {
+        let Some(source) = source(own.iter(), reader.kind) else {
             let kind = reader.kind.as_str();
             let expected = format!("a {kind} layer below layer {first_shared}, for layer {i} to share");
             return Err(text.wrong("layer_types", &expected, "none".into()));

@@ -91,6 +91,14 @@ pub enum Error {
         /// The disagreement.
         reason: String,
     },
+    /// These layers cannot be removed.
+    #[error("cannot drop layers {layers:?}: {reason}")]
+    Layers {
+        /// What was asked, ascending.
+        layers: Vec<usize>,
+        /// Which rule it breaks, and what would be legal.
+        reason: String,
+    },
     /// A tensor that the configuration requires is in none of the files.
     #[error("{}: tensor `{tensor}` is missing (expected {expected})", path.display())]
     MissingTensor {

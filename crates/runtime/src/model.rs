@@ -66,17 +66,31 @@ pub(crate) struct LayerWeights {
 /// Per-layer embeddings: what is computed once a token, before the layers.
 #[derive(Clone)]
 pub(crate) struct PleTables {
-    /// `[vocab, layers * ple]`.
-    pub embed: Weights,
+    /// `[vocab, stored layers * ple]`.
+    embed: Weights,
+    /// Layer of the table that each layer reads: a variant without some layers shares the table of the whole model.
+    blocks: Vec<usize>,
     /// `[layers * ple, hidden]`.
     pub projection: Weights,
     pub norm: Vec<f32>,
+}
+
+impl PleTables {
+    /// What the table holds of a token, `[layers * ple]`.
+    pub fn look_up(&self, token: u32, ple: usize) -> Vec<f32> {
+        let (embed, mut out) = (self.embed.view(), vec![0.0; self.blocks.len() * ple]);
+        for (out, &block) in out.chunks_exact_mut(ple).zip(&self.blocks) {
+            embed.expand(token as usize, block * ple, out);
+        }
+        out
+    }
 }
 
 /// A loaded model. A clone shares the weights: only norms and scalars are copied.
 #[derive(Clone)]
 pub struct Model {
     checkpoint: Arc<Checkpoint>,
+    config: Arc<ModelConfig>,
     /// `[vocab, hidden]`.
     pub(crate) embed: Weights,
     pub(crate) ple: Option<PleTables>,
@@ -110,16 +124,17 @@ impl Model {
             final_norm,
             untied_head,
             head_rows: Arc::new(head_rows),
+            config: Arc::new(config.clone()),
             checkpoint: Arc::new(checkpoint),
         })
     }
 
-    /// The configuration.
+    /// The configuration: the checkpoint's own, less the layers that [`Model::without_layers`] took.
     pub fn config(&self) -> &ModelConfig {
-        self.checkpoint.config()
+        &self.config
     }
 
-    /// The checkpoint that the weights lie in.
+    /// The checkpoint that the weights lie in, or did before [`Model::set_weights`].
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
     }
@@ -184,6 +199,35 @@ impl Model {
             None => self.untied_head = Some(weights),
         }
         Ok(())
+    }
+
+    /// The same model without some layers (numbers of this model), without a checkpoint: what `bake drop-layers` would write. The
+    /// table of per-layer embeddings is shared, of `per_layer_model_projection` the remaining rows are copied.
+    ///
+    /// # Errors
+    /// [`Error::Layers`]: see [`ModelConfig::survivors`].
+    pub fn without_layers(&self, drop: &[usize]) -> Result<Model> {
+        let keep = self.config.survivors(drop)?;
+        let size = self.config.ple_size;
+        let ple = self.ple.as_ref().map(|ple| {
+            let rows: Vec<usize> = keep.iter().flat_map(|l| l * size..(l + 1) * size).collect();
+            PleTables {
+                embed: ple.embed.clone(),
+                blocks: keep.iter().map(|&l| ple.blocks[l]).collect(),
+                projection: ple.projection.select_rows(&rows),
+                norm: ple.norm.clone(),
+            }
+        });
+        Ok(Model {
+            checkpoint: self.checkpoint.clone(),
+            config: Arc::new(self.config.with_layers(&keep)),
+            embed: self.embed.clone(),
+            ple,
+            layers: keep.iter().map(|&l| self.layers[l].clone()).collect(),
+            final_norm: self.final_norm.clone(),
+            untied_head: self.untied_head.clone(),
+            head_rows: self.head_rows.clone(),
+        })
     }
 
     fn place(&mut self, module: &str) -> Option<&mut Weights> {
@@ -282,6 +326,7 @@ impl Loader<'_> {
         let width = config.layers.len() * ple;
         Ok(Some(PleTables {
             embed: self.table(names::EMBED_PER_LAYER, config.vocab_size, width)?,
+            blocks: (0..config.layers.len()).collect(),
             projection: self.linear(names::PLE_MODEL_PROJECTION, width, config.hidden_size)?,
             norm: self.vector(names::PLE_NORM, ple)?,
         }))

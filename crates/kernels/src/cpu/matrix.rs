@@ -111,6 +111,27 @@ impl<B: Deref<Target = [u8]>> Matrix<B> {
         }
     }
 
+    /// A matrix of some of the rows, copied, in the given order. A row is a run of bytes in every format.
+    ///
+    /// # Panics
+    /// If a row does not exist: a defect of the caller, not of its input.
+    pub fn select_rows<C: From<Vec<u8>>>(&self, rows: &[usize]) -> Matrix<C> {
+        let pick = |part: &B| -> C {
+            let width = part.len() / self.rows.max(1);
+            let mut out = Vec::with_capacity(rows.len() * width);
+            rows.iter().for_each(|r| out.extend_from_slice(&part[r * width..(r + 1) * width]));
+            out.into()
+        };
+        let data = match &self.data {
+            Data::F32(b) => Data::F32(pick(b)),
+            Data::Bf16(b) => Data::Bf16(pick(b)),
+            Data::Int4 { packed, scales, group } => {
+                Data::Int4 { packed: pick(packed), scales: pick(scales), group: *group }
+            }
+        };
+        Matrix { rows: rows.len(), cols: self.cols, data }
+    }
+
     /// One whole row as f32, for look-ups in embedding tables. A row has the same values however it is read.
     pub fn row(&self, row: usize) -> Vec<f32> {
         let mut out = vec![0.0; self.cols];

@@ -133,7 +133,7 @@ impl Computation<'_> {
                 let (projected, looked_up) = ((hidden as f32).sqrt().recip(), (size as f32).sqrt());
                 let mut ple = multiply(self.isa, &tables.projection, &x);
                 ops::each_row(&mut ple, width, 4, |r, row| {
-                    let embedded = tables.embed.row(tokens[r] as usize);
+                    let embedded = tables.look_up(tokens[r], size);
                     for (context, token) in row.chunks_exact_mut(size).zip(embedded.chunks_exact(size)) {
                         context.iter_mut().for_each(|c| *c *= projected);
                         ops::rms_norm(context, Some(&tables.norm), eps);

@@ -121,7 +121,7 @@ impl<'a> Cutter<'a> {
         bake::quantize::run(best.model.checkpoint(), &path, &options, &context)?;
         best = self.gate(format!("int4 weights, groups of {GROUP}"), &path, best, cap)?;
 
-        let layer_search = self.search_layers(&best.model, &context)?;
+        let layer_search = self.search_layers(&best.model)?;
         if let Some(LayerCost { layer, .. }) = layer_search.first() {
             let path = self.stage.out.join("2-drop-layer");
             let options = DropLayersOptions { layers: vec![*layer], force: true, ..Default::default() };
@@ -181,23 +181,19 @@ impl<'a> Cutter<'a> {
     }
 
     /// Tries the removal of every layer that can be removed on the first records; cheapest first.
-    fn search_layers(&self, parent: &Arc<Model>, context: &Context) -> Result<Vec<LayerCost>> {
+    fn search_layers(&self, parent: &Arc<Model>) -> Result<Vec<LayerCost>> {
         let full = self.score(parent, SEARCH_RECORDS)?;
-        let trial = self.stage.out.join("trial");
         let mut costs = Vec::new();
         for layer in 0..parent.config().layers.len() {
-            let options = DropLayersOptions { layers: vec![layer], force: true, ..Default::default() };
-            match bake::drop_layers::run(parent.checkpoint(), &trial, &options, context) {
-                Err(bake::Error::Layers { .. }) => continue,
-                result => result?,
+            let trial = match parent.without_layers(&[layer]) {
+                Err(runtime::Error::Layers { .. }) => continue,
+                trial => Arc::new(trial?),
             };
-            let scored = self.score(&load(&trial)?, SEARCH_RECORDS)?;
+            let scored = self.score(&trial, SEARCH_RECORDS)?;
             if let (Some(with), Some(without)) = (full.ppl, scored.ppl) {
                 costs.push(LayerCost { layer, relative_ppl_change: without / with - 1.0 });
             }
         }
-        // Left behind, the last trial would look like a result.
-        let _ = std::fs::remove_dir_all(&trial);
         costs.sort_by(|a, b| a.relative_ppl_change.total_cmp(&b.relative_ppl_change));
         Ok(costs)
     }
