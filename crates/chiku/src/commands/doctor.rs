@@ -34,6 +34,8 @@ struct Report {
 struct Program {
     version: &'static str,
     build: &'static str,
+    /// Commit it was built from; `None` where the builder did not know.
+    commit: Option<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -118,6 +120,7 @@ fn examine() -> Report {
         program: Program {
             version: env!("CARGO_PKG_VERSION"),
             build: if cfg!(debug_assertions) { "debug" } else { "release" },
+            commit: Some(env!("CHIKU_BUILD_COMMIT")).filter(|c| !c.is_empty()),
         },
         cpu: Cpu { model: cpu_model(), cores: cores(), features: cpu_features(), isa: Isa::best().name() },
         memory: Memory {
@@ -187,7 +190,8 @@ fn writable(what: &'static str, path: PathBuf) -> Writable {
 }
 
 fn print(r: &Report) {
-    crate::outln!("chiku {} ({} build)", r.program.version, r.program.build);
+    let commit = r.program.commit.unwrap_or("unknown");
+    crate::outln!("chiku {} ({} build, commit {commit})", r.program.version, r.program.build);
     crate::outln!("cpu        {}, {} cores, {} -> {}", r.cpu.model, r.cpu.cores, r.cpu.features.join(" "), r.cpu.isa);
     let (total, available) = (megabytes(r.memory.total_bytes), megabytes(r.memory.available_bytes));
     crate::outln!("memory     {available} available of {total}");
