@@ -6,5 +6,5 @@ mod forward;
 pub(crate) mod kv;
 pub(crate) mod ops;
 
-pub use forward::Stage;
-pub(crate) use forward::{Batch, Observer, forward};
+pub(crate) use forward::{Batch, Computation, Observer, Rows, forward};
+pub use forward::{LayerInput, Stage};

@@ -11,6 +11,7 @@
 //! | [`names`], [`files`] | tensor names; small files, read with limits |
 //! | [`model`] | weights bound to their roles |
 //! | [`engine`] | a model, a KV cache and threads: extends one sequence |
+//! | [`staged`] | a pass that stops at every stage, for quantisation layer by layer |
 //! | [`logits`] | the greedy token, log-probabilities |
 //! | [`generate`] | greedy generation |
 //! | [`speculate`] | shapes of drafts, acceptance, as pure logic |
@@ -35,10 +36,11 @@ pub mod names;
 pub mod nano;
 pub mod speculate;
 pub mod speculative;
+pub mod staged;
 pub mod template;
 pub mod tokenizer;
 
-pub use cpu::Stage;
+pub use cpu::{LayerInput, Stage};
 pub use engine::{Engine, EngineOptions, Precision};
 pub use error::{Error, Result};
 pub use logits::Logits;

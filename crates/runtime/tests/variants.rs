@@ -1,11 +1,12 @@
-//! Variants of a loaded model: weights replaced in memory.
+//! Variants of a loaded model: weights replaced in memory, also while a pass runs.
 
 mod common;
 
 use common::*;
 use kernels::cpu::{Data, Matrix};
 use runtime::model::{Model, Weights};
-use runtime::{Engine, EngineOptions, Precision};
+use runtime::staged::StagedPass;
+use runtime::{Engine, EngineOptions, LayerInput, Precision, Stage};
 use std::sync::Arc;
 
 /// The matrix in memory as f32, its values changed by `change`.
@@ -59,4 +60,80 @@ fn what_does_not_fit_is_refused() {
         let message = variant.set_weights(module, q.clone()).unwrap_err().to_string();
         assert!(message.contains(module) && message.contains(part), "{message}");
     }
+}
+
+/// A pass in stages is the engine's pass, bit for bit, at every stage: also with linears replaced when their input is there.
+#[test]
+fn a_staged_pass_is_the_engines_pass() {
+    for target in ["nano", "02_kvshare", "11_e4b_like_sharded"] {
+        let mut variant = Model::clone(&model(target));
+        let tokens: Vec<u32> = (2..90).collect();
+        let mut staged = StagedPass::new(&variant, &tokens).unwrap();
+        let mut seen: Vec<(Stage, Vec<f32>)> = Vec::new();
+        let mut replaced = 0;
+        loop {
+            seen.push((staged.stage(), staged.values().to_vec()));
+            for module in staged.stage().modules().iter().filter(|m| *m != "lm_head") {
+                let Some(weights) = variant.weights(module) else { continue };
+                assert_eq!(
+                    staged.values().len(),
+                    tokens.len() * weights.cols(),
+                    "{target} {module}: rows of its input"
+                );
+                variant.set_weights(module, in_memory(weights, |v| v * 1.25)).unwrap();
+                replaced += 1;
+            }
+            if staged.stage() == Stage::FinalNorm {
+                break;
+            }
+            staged.advance(&variant);
+        }
+        let config = variant.config();
+        let shared = config.layers.iter().filter(|l| l.kv_source.is_some()).count();
+        let (each, once) = if config.ple_size > 0 { (9, 1) } else { (7, 0) };
+        assert_eq!(replaced, config.layers.len() * each + once - 2 * shared, "{target}: every linear is somewhere");
+
+        let mut engine = Engine::new(Arc::new(variant.clone()), &EngineOptions::default()).unwrap();
+        let mut want = Vec::new();
+        let wanted = 0..tokens.len();
+        engine.extend_observed(&tokens, wanted, &mut |stage, values| want.push((stage, values.to_vec()))).unwrap();
+        assert_eq!(seen.len(), want.len(), "{target}");
+        for ((stage, got), (want_stage, want)) in seen.iter().zip(&want) {
+            assert_eq!(stage, want_stage);
+            assert!(got.iter().map(|v| v.to_bits()).eq(want.iter().map(|v| v.to_bits())), "{target} {stage:?}");
+        }
+    }
+}
+
+/// What a linear is said to read times its weights is what the next stage is made of.
+#[test]
+fn the_input_of_a_linear_is_the_one_that_it_multiplies() {
+    let model = model("nano");
+    let tokens: Vec<u32> = (300..340).collect();
+    let mut staged = StagedPass::new(&model, &tokens).unwrap();
+    while staged.stage() != Stage::Input(3, LayerInput::Mlp) {
+        staged.advance(&model);
+    }
+    let y = staged.values().to_vec();
+    staged.advance(&model);
+    assert_eq!(staged.stage(), Stage::Input(3, LayerInput::MlpProduct));
+    let product = |module: &str, row: usize, out: usize| -> f32 {
+        let weights = model.weights(module).unwrap();
+        weights.row(out).iter().zip(&y[row * weights.cols()..]).map(|(w, y)| w * y).sum()
+    };
+    let wide = model.config().layers[3].intermediate_size;
+    for (row, out) in [(0, 0), (7, 3), (39, wide - 1)] {
+        let (g, up) = (product("layers.3.mlp.gate_proj", row, out), product("layers.3.mlp.up_proj", row, out));
+        let gelu = 0.5 * g * (1.0 + (0.797_884_6 * (g + 0.044_715 * g * g * g)).tanh());
+        let got = staged.values()[row * wide + out];
+        assert!((got - gelu * up).abs() <= 1e-4 * got.abs().max(1.0), "row {row} output {out}: {got} {}", gelu * up);
+    }
+}
+
+#[test]
+fn a_staged_pass_refuses_what_the_engine_refuses() {
+    let model = model("nano");
+    let message = StagedPass::new(&model, &[2, 5000]).err().unwrap().to_string();
+    assert!(message.contains("5000"), "{message}");
+    assert!(StagedPass::new(&model, &[2; 2049]).is_err());
 }

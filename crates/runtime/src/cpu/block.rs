@@ -42,12 +42,16 @@ impl BlockWeights {
         ops::add(x, &ops::normed(&projected, &self.post_attention_norm, eps));
     }
 
-    /// `x + rms(W_d (gelu(W_g y) * W_u y))` with y the normed x.
-    pub(crate) fn add_mlp(&self, isa: Isa, x: &mut [f32], eps: f32) {
-        let y = ops::normed(x, &self.pre_feedforward_norm, eps);
-        let mut gate = multiply(isa, &self.gate_proj, &y);
-        ops::gelu_times(&mut gate, &multiply(isa, &self.up_proj, &y));
-        let mlp = multiply(isa, &self.down_proj, &gate);
+    /// `gelu(W_g y) * W_u y` of the normed rows `y`.
+    pub(crate) fn mlp_product(&self, isa: Isa, y: &[f32]) -> Vec<f32> {
+        let mut gate = multiply(isa, &self.gate_proj, y);
+        ops::gelu_times(&mut gate, &multiply(isa, &self.up_proj, y));
+        gate
+    }
+
+    /// `x + rms(W_d product)`.
+    pub(crate) fn add_mlp(&self, isa: Isa, x: &mut [f32], product: &[f32], eps: f32) {
+        let mlp = multiply(isa, &self.down_proj, product);
         ops::add(x, &ops::normed(&mlp, &self.post_feedforward_norm, eps));
     }
 

@@ -15,15 +15,47 @@ use crate::model::{LayerWeights, Model};
 /// A point of the computation, for who looks at intermediate values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// Scaled embedding, `[rows, hidden]`.
+    /// Scaled embedding, `[rows, hidden]`. The PLE model projection reads it.
     Embed,
-    /// Combined per-layer inputs, `[rows, layers, ple]`.
+    /// Combined per-layer inputs, `[rows, layers, ple]`; nothing where the model has none.
     Ple,
-    /// The residual stream after this layer, `[rows, hidden]`. Rows without wanted logits are gone from the first KV-shared
-    /// layer on.
+    /// What linears of this layer read. Rows without wanted logits are gone from the first KV-shared layer on.
+    Input(usize, LayerInput),
+    /// The residual stream after this layer, `[rows, hidden]`. Rows go as for [`Stage::Input`].
     Layer(usize),
-    /// After the final norm, `[wanted rows, hidden]`.
+    /// After the final norm, `[wanted rows, hidden]`. The head reads it.
     FinalNorm,
+}
+
+/// What linears of a layer read, in the order of the computation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LayerInput {
+    /// The normed residual stream, `[rows, hidden]`: queries, keys, values.
+    Attention,
+    /// Output of attention, `[rows, heads * head_dim]`: `o_proj`.
+    Attended,
+    /// The normed residual stream after attention, `[rows, hidden]`: gate and up.
+    Mlp,
+    /// `gelu(gate) * up`, `[rows, intermediate]`: down.
+    MlpProduct,
+    /// The residual stream after the MLP, `[rows, hidden]`: the gate of the per-layer input.
+    Ple,
+    /// The gated per-layer input, `[rows, ple]`: its projection.
+    PleProduct,
+}
+
+impl LayerInput {
+    /// The linears that read it.
+    pub fn linears(self) -> &'static [&'static str] {
+        match self {
+            LayerInput::Attention => &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+            LayerInput::Attended => &["self_attn.o_proj"],
+            LayerInput::Mlp => &["mlp.gate_proj", "mlp.up_proj"],
+            LayerInput::MlpProduct => &["mlp.down_proj"],
+            LayerInput::Ple => &["per_layer_input_gate"],
+            LayerInput::PleProduct => &["per_layer_projection"],
+        }
+    }
 }
 
 /// Called with the values at each stage.
@@ -49,12 +81,17 @@ pub(crate) struct Batch<'a> {
 }
 
 /// The rows that are still being computed: their residual streams, per-layer inputs and places.
-struct Rows {
+pub(crate) struct Rows {
+    tokens: Vec<u32>,
+    places: Vec<Place>,
+    /// Rows of the sequence; the others are branches.
+    chain: usize,
     /// `[rows, hidden]`.
     x: Vec<f32>,
     /// `[rows, layers * ple]`.
     ple: Vec<f32>,
-    places: Vec<Place>,
+    /// What the next linears read, where that is not the residual stream.
+    input: Vec<f32>,
 }
 
 /// Where a row stands.
@@ -71,24 +108,20 @@ struct Place {
 pub(crate) fn forward(isa: Isa, model: &Model, kv: &mut KvCache, batch: Batch, observe: &mut Observer) -> Pass {
     let config = model.config();
     let pass = Computation { isa, model, config };
-    let (begin, wanted) = (kv.len(), batch.wanted.clone());
-    let mut rows = pass.inputs(&batch, begin);
-    observe(Stage::Embed, &rows.x);
-    observe(Stage::Ple, &rows.ple);
-    for (l, weights) in model.layers.iter().enumerate() {
-        if l == config.first_kv_shared() {
+    let begin = kv.len();
+    let mut rows = pass.rows(&batch, begin);
+    let mut stage = Stage::Embed;
+    while stage != Stage::FinalNorm {
+        observe(stage, rows.values(stage));
+        if stage == Stage::Layer(config.first_kv_shared() - 1) {
             // From here on no layer stores keys or values, so only the wanted rows matter.
-            rows.keep(wanted.clone(), config);
+            rows.keep(batch.wanted.clone(), config);
         }
-        pass.layer(l, weights, &mut rows, kv, batch.chain.len());
-        observe(Stage::Layer(l), &rows.x);
-    }
-    if config.num_kv_shared_layers == 0 {
-        rows.keep(wanted, config);
+        stage = pass.advance(stage, &mut rows, kv);
     }
     kv.commit(begin + batch.chain.len());
-    let hidden = ops::normed(&rows.x, &model.final_norm, config.rms_norm_eps);
-    observe(Stage::FinalNorm, &hidden);
+    let hidden = rows.input;
+    observe(stage, &hidden);
     let mut logits = multiply(isa, model.head(), &hidden);
     if let Some(cap) = config.final_logit_softcapping {
         ops::each_row(&mut logits, model.head().rows(), 50, |_, row| ops::softcap(row, cap));
@@ -97,25 +130,36 @@ pub(crate) fn forward(isa: Isa, model: &Model, kv: &mut KvCache, batch: Batch, o
 }
 
 impl Rows {
+    /// The values of the stage that was reached last.
+    pub fn values(&self, stage: Stage) -> &[f32] {
+        match stage {
+            Stage::Embed | Stage::Layer(_) | Stage::Input(_, LayerInput::Ple) => &self.x,
+            Stage::Ple => &self.ple,
+            Stage::Input(..) | Stage::FinalNorm => &self.input,
+        }
+    }
+
+    /// Drops all rows but `wanted`.
     fn keep(&mut self, wanted: Range<usize>, config: &ModelConfig) {
         let width = config.hidden_size;
         self.x = self.x[wanted.start * width..wanted.end * width].to_vec();
         let width = config.layers.len() * config.ple_size;
         self.ple = self.ple[wanted.start * width..wanted.end * width].to_vec();
+        self.tokens = self.tokens[wanted.clone()].to_vec();
         self.places = self.places[wanted].to_vec();
     }
 }
 
-struct Computation<'a> {
-    isa: Isa,
-    model: &'a Model,
-    config: &'a ModelConfig,
+pub(crate) struct Computation<'a> {
+    pub isa: Isa,
+    pub model: &'a Model,
+    pub config: &'a ModelConfig,
 }
 
 impl Computation<'_> {
-    /// Section 3: scaled embeddings and per-layer inputs.
-    fn inputs(&self, batch: &Batch, begin: usize) -> Rows {
-        let (config, hidden) = (self.config, self.config.hidden_size);
+    /// The rows of a batch at [`Stage::Embed`]; the chain begins at position `begin`.
+    pub fn rows(&self, batch: &Batch, begin: usize) -> Rows {
+        let hidden = self.config.hidden_size;
         let tokens: Vec<u32> = batch.chain.iter().copied().chain(batch.side.iter().map(|s| s.1)).collect();
         let chain = (0..batch.chain.len()).map(|i| Place { position: begin + i, slot: None });
         let side = batch.side.iter().enumerate().map(|(i, s)| Place { position: s.0, slot: Some(i) });
@@ -124,58 +168,110 @@ impl Computation<'_> {
         for &t in &tokens {
             x.extend(self.model.embed.row(t as usize).iter().map(|e| e * scale));
         }
-        let ple = match &self.model.ple {
-            None => Vec::new(),
-            Some(tables) => {
-                // (rms(M e / sqrt(H)) + sqrt(P) T[token]) / sqrt(2), layer by layer.
-                let (size, eps) = (config.ple_size, config.rms_norm_eps);
-                let width = config.layers.len() * size;
-                let (projected, looked_up) = ((hidden as f32).sqrt().recip(), (size as f32).sqrt());
-                let mut ple = multiply(self.isa, &tables.projection, &x);
-                ops::each_row(&mut ple, width, 4, |r, row| {
-                    let embedded = tables.look_up(tokens[r], size);
-                    for (context, token) in row.chunks_exact_mut(size).zip(embedded.chunks_exact(size)) {
-                        context.iter_mut().for_each(|c| *c *= projected);
-                        ops::rms_norm(context, Some(&tables.norm), eps);
-                        for (c, t) in context.iter_mut().zip(token) {
-                            *c = (*c + t * looked_up) * std::f32::consts::FRAC_1_SQRT_2;
-                        }
-                    }
-                });
-                ple
+        let places = chain.chain(side).collect();
+        Rows { tokens, places, chain: batch.chain.len(), x, ple: Vec::new(), input: Vec::new() }
+    }
+
+    /// Computes from one stage to the next. Keys and values of the rows go into `kv` on the way.
+    pub fn advance(&self, stage: Stage, rows: &mut Rows, kv: &mut KvCache) -> Stage {
+        match stage {
+            Stage::Embed => {
+                rows.ple = self.per_layer_inputs(&rows.tokens, &rows.x);
+                Stage::Ple
             }
+            Stage::Ple => self.enter(0, rows),
+            Stage::Input(l, input) => self.inside(l, input, rows, kv),
+            Stage::Layer(l) => self.enter(l + 1, rows),
+            Stage::FinalNorm => Stage::FinalNorm,
+        }
+    }
+
+    /// Section 3: `(rms(M e / sqrt(H)) + sqrt(P) T[token]) / sqrt(2)`, layer by layer.
+    fn per_layer_inputs(&self, tokens: &[u32], x: &[f32]) -> Vec<f32> {
+        let Some(tables) = &self.model.ple else { return Vec::new() };
+        let (size, eps) = (self.config.ple_size, self.config.rms_norm_eps);
+        let width = self.config.layers.len() * size;
+        let (projected, looked_up) = ((self.config.hidden_size as f32).sqrt().recip(), (size as f32).sqrt());
+        let mut ple = multiply(self.isa, &tables.projection, x);
+        ops::each_row(&mut ple, width, 4, |r, row| {
+            let embedded = tables.look_up(tokens[r], size);
+            for (context, token) in row.chunks_exact_mut(size).zip(embedded.chunks_exact(size)) {
+                context.iter_mut().for_each(|c| *c *= projected);
+                ops::rms_norm(context, Some(&tables.norm), eps);
+                for (c, t) in context.iter_mut().zip(token) {
+                    *c = (*c + t * looked_up) * std::f32::consts::FRAC_1_SQRT_2;
+                }
+            }
+        });
+        ple
+    }
+
+    /// To the first stage of layer `l`, or past the last one.
+    fn enter(&self, l: usize, rows: &mut Rows) -> Stage {
+        let (norm, stage) = match self.model.layers.get(l) {
+            Some(w) => (&w.block.input_norm, Stage::Input(l, LayerInput::Attention)),
+            None => (&self.model.final_norm, Stage::FinalNorm),
         };
-        Rows { x, ple, places: chain.chain(side).collect() }
+        rows.input = ops::normed(&rows.x, norm, self.config.rms_norm_eps);
+        stage
     }
 
     /// Section 4: attention, MLP and per-layer input, each added to the residual stream after a norm of its own.
-    fn layer(&self, l: usize, w: &LayerWeights, rows: &mut Rows, kv: &mut KvCache, chain: usize) {
-        let (isa, eps) = (self.isa, self.config.rms_norm_eps);
-        let attended = self.attention(l, w, rows, kv, chain);
-        w.block.add_attention(isa, &mut rows.x, &attended, eps);
-        w.block.add_mlp(isa, &mut rows.x, eps);
-        if let Some(ple) = &w.ple {
-            let (size, layers) = (self.config.ple_size, self.config.layers.len());
-            let mut gate = multiply(isa, &ple.gate, &rows.x);
-            let inputs: Vec<f32> =
-                rows.ple.chunks_exact(layers * size).flat_map(|row| &row[l * size..][..size]).copied().collect();
-            ops::gelu_times(&mut gate, &inputs);
-            let projected = multiply(isa, &ple.projection, &gate);
-            ops::add(&mut rows.x, &ops::normed(&projected, &ple.post_norm, eps));
-        }
-        w.block.scale(&mut rows.x);
+    fn inside(&self, l: usize, input: LayerInput, rows: &mut Rows, kv: &mut KvCache) -> Stage {
+        let (isa, eps, w) = (self.isa, self.config.rms_norm_eps, &self.model.layers[l]);
+        let next = match (input, &w.ple) {
+            (LayerInput::Attention, _) => {
+                rows.input = self.attention(l, w, rows, kv);
+                LayerInput::Attended
+            }
+            (LayerInput::Attended, _) => {
+                w.block.add_attention(isa, &mut rows.x, &rows.input, eps);
+                rows.input = ops::normed(&rows.x, &w.block.pre_feedforward_norm, eps);
+                LayerInput::Mlp
+            }
+            (LayerInput::Mlp, _) => {
+                rows.input = w.block.mlp_product(isa, &rows.input);
+                LayerInput::MlpProduct
+            }
+            (LayerInput::MlpProduct, ple) => {
+                w.block.add_mlp(isa, &mut rows.x, &rows.input, eps);
+                if ple.is_none() {
+                    w.block.scale(&mut rows.x);
+                    return Stage::Layer(l);
+                }
+                LayerInput::Ple
+            }
+            (LayerInput::Ple, Some(ple)) => {
+                let (size, layers) = (self.config.ple_size, self.config.layers.len());
+                let mut gate = multiply(isa, &ple.gate, &rows.x);
+                let inputs: Vec<f32> =
+                    rows.ple.chunks_exact(layers * size).flat_map(|row| &row[l * size..][..size]).copied().collect();
+                ops::gelu_times(&mut gate, &inputs);
+                rows.input = gate;
+                LayerInput::PleProduct
+            }
+            (LayerInput::PleProduct, Some(ple)) => {
+                let projected = multiply(isa, &ple.projection, &rows.input);
+                ops::add(&mut rows.x, &ops::normed(&projected, &ple.post_norm, eps));
+                w.block.scale(&mut rows.x);
+                return Stage::Layer(l);
+            }
+            // Never reached: without per-layer inputs the layer ends before them.
+            (LayerInput::Ple | LayerInput::PleProduct, None) => return Stage::Layer(l),
+        };
+        Stage::Input(l, next)
     }
 
     /// Section 5. The new keys and values are stored first, so that a row's own are the stored ones.
-    fn attention(&self, l: usize, w: &LayerWeights, rows: &Rows, kv: &mut KvCache, chain: usize) -> Vec<f32> {
+    fn attention(&self, l: usize, w: &LayerWeights, rows: &Rows, kv: &mut KvCache) -> Vec<f32> {
         let (isa, config, layer) = (self.isa, self.config, &self.config.layers[l]);
         let (heads, dim, eps) = (config.num_attention_heads, layer.head_dim, config.rms_norm_eps);
-        let y = ops::normed(&rows.x, &w.block.input_norm, eps);
+        let y = &rows.input;
         let positions: Vec<usize> = rows.places.iter().map(|p| p.position).collect();
         let rotations = w.block.rotations(&positions);
 
         if let Some(own) = &w.kv {
-            let (mut k, mut v) = (multiply(isa, &own.k_proj, &y), multiply(isa, &own.v_proj, &y));
+            let (mut k, mut v) = (multiply(isa, &own.k_proj, y), multiply(isa, &own.v_proj, y));
             for (row, rotation) in k.chunks_exact_mut(layer.kv_heads * dim).zip(&rotations) {
                 for head in row.chunks_exact_mut(dim) {
                     ops::rms_norm(head, Some(&own.k_norm), eps);
@@ -183,10 +279,10 @@ impl Computation<'_> {
                 }
             }
             v.chunks_exact_mut(dim).for_each(|head| ops::rms_norm(head, None, eps));
-            kv.append(l, &k, &v, chain);
+            kv.append(l, &k, &v, rows.chain);
         }
 
-        let q = w.block.queries(isa, &y, &rotations, eps);
+        let q = w.block.queries(isa, y, &rotations, eps);
         let source = config.kv_layer(l);
         let (cached, side) = (kv.view(source), kv.side(source));
         let queries_per_kv = heads / layer.kv_heads;

@@ -74,6 +74,13 @@ impl KvCache {
         }
     }
 
+    /// Drops what a layer holds, which nothing may read again.
+    pub fn clear(&mut self, layer: usize) {
+        if let Some(cache) = &mut self.layers[layer] {
+            (cache.keys, cache.values) = (Vec::new(), Vec::new());
+        }
+    }
+
     /// Appends the first `chain` rows to the sequence of an owning layer and puts the others into its side slots, in order.
     pub fn append(&mut self, layer: usize, keys: &[f32], values: &[f32], chain: usize) {
         if let Some(cache) = &mut self.layers[layer] {

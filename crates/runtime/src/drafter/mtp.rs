@@ -154,7 +154,9 @@ impl MtpDrafter {
         for layer in &self.layers {
             let attended = self.attention(layer, isa, &x, engine);
             layer.block.add_attention(isa, &mut x, &attended, eps);
-            layer.block.add_mlp(isa, &mut x, eps);
+            let y = ops::normed(&x, &layer.block.pre_feedforward_norm, eps);
+            let product = layer.block.mlp_product(isa, &y);
+            layer.block.add_mlp(isa, &mut x, &product, eps);
             layer.block.scale(&mut x);
         }
         let out = ops::normed(&x, &self.final_norm, eps);
