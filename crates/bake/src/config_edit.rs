@@ -1,19 +1,21 @@
 //! Edits of `config.json` that more than one bake makes. Fields that no edit touches keep their value and place.
 
-use runtime::checkpoint::Checkpoint;
+use std::path::PathBuf;
+
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
+use crate::parent::Parent;
 
 /// A configuration under edit.
-pub(crate) struct Config<'a> {
-    checkpoint: &'a Checkpoint,
+pub(crate) struct Config {
+    path: PathBuf,
     json: Value,
 }
 
-impl<'a> Config<'a> {
-    pub(crate) fn new(checkpoint: &'a Checkpoint) -> Config<'a> {
-        Config { checkpoint, json: checkpoint.config_json().clone() }
+impl Config {
+    pub(crate) fn new(parent: &Parent) -> Config {
+        Config { path: parent.dir().join("config.json"), json: parent.config_json().clone() }
     }
 
     pub(crate) fn into_json(self) -> Value {
@@ -21,20 +23,12 @@ impl<'a> Config<'a> {
     }
 
     fn wrong(&self, field: &str, expected: &'static str) -> Error {
-        let path = self.checkpoint.dir().join("config.json");
-        Error::Config { path, field: field.to_string(), expected }
+        Error::Config { path: self.path.clone(), field: field.to_string(), expected }
     }
 
     pub(crate) fn root(&mut self) -> Result<&mut Map<String, Value>> {
-        if !self.json.is_object() {
-            return Err(self.wrong("(top)", "an object"));
-        }
-        // Just checked; the default is never made.
-        self.json.as_object_mut().ok_or_else(|| Error::Config {
-            path: self.checkpoint.dir().join("config.json"),
-            field: "(top)".into(),
-            expected: "an object",
-        })
+        let error = self.wrong("(top)", "an object");
+        self.json.as_object_mut().ok_or(error)
     }
 
     /// The object that holds the text fields: `text_config`, or the top of a text-only configuration.

@@ -17,9 +17,9 @@ use crate::config_edit::Config;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::lineage::Lineage;
+use crate::parent::Parent;
 use crate::plan::{Job, Plan};
-use crate::roles::{Linear, Part, Role, role_in};
-use crate::source::Source;
+use crate::roles::{Linear, Part, Role, role};
 use crate::writer::{self, Report, WriteOptions};
 
 /// Options of [`run`].
@@ -38,7 +38,7 @@ pub struct DropLayersOptions {
 /// # Errors
 /// [`runtime::Error::Layers`] with the reason where the removal has no valid result; all errors of the writer.
 pub fn run(checkpoint: &Checkpoint, out: &Path, options: &DropLayersOptions, context: &Context) -> Result<Report> {
-    let plan = plan(checkpoint, options)?;
+    let plan = plan(&Parent::open(checkpoint)?, options)?;
     writer::execute(plan, Some(checkpoint), out, WriteOptions { force: options.force }, context)
 }
 
@@ -66,7 +66,7 @@ fn redirected(config: &ModelConfig, keep: &[usize]) -> Vec<String> {
 }
 
 /// What [`run`] writes.
-pub fn plan(checkpoint: &Checkpoint, options: &DropLayersOptions) -> Result<Plan> {
+pub fn plan(checkpoint: &Parent, options: &DropLayersOptions) -> Result<Plan> {
     let config = checkpoint.config();
     let prefix = checkpoint.prefix();
     if options.layers.is_empty() {
@@ -81,8 +81,8 @@ pub fn plan(checkpoint: &Checkpoint, options: &DropLayersOptions) -> Result<Plan
     let mut jobs = Vec::new();
     let mut notes = redirected(config, &keep);
     let mut stripped = 0;
-    for source in Source::all(checkpoint)? {
-        let role = role_in(checkpoint, &source.name);
+    for source in checkpoint.sources() {
+        let role = role(prefix, &source.name);
         if let Some(old) = role.layer() {
             let Some(layer) = config.layers.get(old) else {
                 notes.push(format!("`{}` belongs to no layer of the configuration and was left out", source.name));
@@ -93,7 +93,7 @@ pub fn plan(checkpoint: &Checkpoint, options: &DropLayersOptions) -> Result<Plan
                 continue;
             }
             if let (Some(new), Some(rest)) = (new_index(old), role.rest()) {
-                jobs.push(Job::copy(&source, format!("{prefix}{}", names::layer(new, &rest))));
+                jobs.push(Job::copy(source, format!("{prefix}{}", names::layer(new, &rest))));
             }
             continue;
         }
@@ -108,7 +108,7 @@ pub fn plan(checkpoint: &Checkpoint, options: &DropLayersOptions) -> Result<Plan
                 }
                 let block = source.row_bytes() / old_count;
                 let columns = runs(&keep).into_iter().map(|r| r.start * block..r.end * block).collect();
-                Job::select_columns(&source, &source.name, &[vocab, keep.len() * ple], columns)
+                Job::select_columns(source, &source.name, &[vocab, keep.len() * ple], columns)
             }
             Role::Linear(Linear::ModelProjection, Part::Shape) => {
                 let [_, inputs] = source.read_pair()?;
@@ -119,9 +119,9 @@ pub fn plan(checkpoint: &Checkpoint, options: &DropLayersOptions) -> Result<Plan
                     let hint = "it must have one block of rows a layer; repair the parent first";
                     return Err(source.wrong(format!("[{old_count} * {ple}, ...]"), hint));
                 }
-                Job::select_rows(&source, &source.name, block_rows.clone())
+                Job::select_rows(source, &source.name, block_rows.clone())
             }
-            _ => Job::copy(&source, &source.name),
+            _ => Job::copy(source, &source.name),
         });
     }
 
@@ -154,7 +154,7 @@ fn runs(sorted: &[usize]) -> Vec<std::ops::Range<usize>> {
     out
 }
 
-fn edit_config(checkpoint: &Checkpoint, keep: &[usize]) -> Result<Value> {
+fn edit_config(checkpoint: &Parent, keep: &[usize]) -> Result<Value> {
     let new = checkpoint.config().with_layers(keep);
     let mut config = Config::new(checkpoint);
     let text = config.text()?;

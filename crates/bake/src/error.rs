@@ -99,6 +99,24 @@ pub enum Error {
         /// Which rule it breaks.
         reason: String,
     },
+    /// A recipe that cannot be followed.
+    #[error("{}: {reason}", path.display())]
+    Recipe {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and where.
+        reason: String,
+    },
+    /// A step of a recipe failed.
+    #[error("step {number} ({bake}): {source}")]
+    Step {
+        /// Counted from 1.
+        number: usize,
+        /// Name of the bake.
+        bake: &'static str,
+        /// Why.
+        source: Box<Error>,
+    },
     /// An option is out of its range.
     #[error("option {option}: expected {expected}, found {found}")]
     Option {

@@ -19,7 +19,7 @@ use crate::context::{Context, Meter};
 use crate::error::{Error, Result};
 use crate::lineage::{self, Lineage};
 use crate::plan::Output;
-use crate::roles::{Linear, Part, Role, role_in};
+use crate::roles::{Linear, Part, Role, role, role_in};
 use crate::source::Source;
 
 mod render;
@@ -166,10 +166,11 @@ pub struct TensorRow {
 pub fn run(checkpoint: &Checkpoint, options: &InspectOptions, context: &Context) -> Result<Inspection> {
     let config = checkpoint.config();
     let sources = Source::all(checkpoint)?;
-    let (components, bytes_per_step) = weigh(checkpoint, &sources);
+    let outputs: Vec<Output> = sources.iter().map(Source::output).collect();
+    let (components, bytes_per_step) = weigh(config, checkpoint.prefix(), &outputs);
     let mut problems = Vec::new();
     if options.strict {
-        problems.extend(contradictions(checkpoint, &sources)?);
+        problems.extend(contradictions(checkpoint, &sources, &outputs)?);
         problems.extend(scan(checkpoint, &sources, context)?);
     }
     if let Some(parent) = options.against {
@@ -217,12 +218,16 @@ pub(crate) fn kv_sources(config: &ModelConfig) -> BTreeMap<String, usize> {
     shared.collect()
 }
 
-fn weigh(checkpoint: &Checkpoint, sources: &[Source]) -> (Components, BytesPerStep) {
-    let config = checkpoint.config();
+/// Bytes by purpose of these tensors.
+pub fn weigh<'a>(
+    config: &ModelConfig,
+    prefix: &str,
+    tensors: impl IntoIterator<Item = &'a Output>,
+) -> (Components, BytesPerStep) {
     let (mut c, mut step) = (Components::default(), BytesPerStep::default());
-    for source in sources {
-        let bytes = source.len();
-        let role = role_in(checkpoint, &source.name);
+    for tensor in tensors {
+        let bytes = tensor.bytes();
+        let role = role(prefix, &tensor.name);
         let shared = |l: usize| config.layers.get(l).is_some_and(|l| l.kv_source.is_some());
         if role.is_kv() && role.layer().is_some_and(shared) {
             c.inert_kv += bytes;
@@ -233,14 +238,14 @@ fn weigh(checkpoint: &Checkpoint, sources: &[Source]) -> (Components, BytesPerSt
         match role {
             Role::Embed => {
                 c.embed += bytes;
-                step.embed_row += source.row_bytes() as u64;
+                step.embed_row += tensor.row_bytes() as u64;
                 if config.tie_word_embeddings {
                     step.head += bytes;
                 }
             }
             Role::PleEmbed => {
                 c.ple_embed += bytes;
-                step.ple_row += source.row_bytes() as u64;
+                step.ple_row += tensor.row_bytes() as u64;
             }
             Role::Linear(Linear::Head, _) => {
                 c.head += bytes;
@@ -302,8 +307,7 @@ fn quantization(checkpoint: &Checkpoint, sources: &[Source]) -> Option<Quantizat
 }
 
 /// [`check::tensors`] on what lies on disk.
-fn contradictions(checkpoint: &Checkpoint, sources: &[Source]) -> Result<Vec<String>> {
-    let outputs: Vec<Output> = sources.iter().map(|s| Output::new(&s.name, s.dtype, &s.shape)).collect();
+fn contradictions(checkpoint: &Checkpoint, sources: &[Source], outputs: &[Output]) -> Result<Vec<String>> {
     let mut weight_shapes = HashMap::new();
     let mut problems = Vec::new();
     for source in sources {
@@ -318,7 +322,7 @@ fn contradictions(checkpoint: &Checkpoint, sources: &[Source]) -> Result<Vec<Str
     problems.extend(check::tensors(&Subject {
         config: checkpoint.config(),
         prefix: checkpoint.prefix(),
-        tensors: &outputs,
+        tensors: outputs,
         weight_shapes: &weight_shapes,
         keepset_rows: check::keepset_rows(checkpoint.keepset()),
     }));

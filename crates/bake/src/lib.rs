@@ -11,8 +11,10 @@
 //! |---|---|
 //! | [`quant`] | int4 arithmetic on rows |
 //! | [`quantize`], [`prune_vocab`], [`drop_layers`], [`synth`] | the bakes |
+//! | [`recipe`] | several bakes in one, from a TOML file |
 //! | [`keepset`] | which tokens a pruned head keeps, and what share of a text that covers |
 //! | [`inspect`] | report on a checkpoint, with its problems |
+//! | [`parent`] | what a bake works on: a checkpoint, or a plan not carried out |
 //! | [`plan`], [`check`], [`writer`], [`staging`] | bake as data; its rules; its execution; all-or-nothing directories |
 //! | [`lineage`] | parents by hash, knobs turned |
 //! | [`roles`], [`source`], [`quant_config`] | tensor names; reads by ranges; `quantization_config` |
@@ -28,11 +30,13 @@ mod error;
 pub mod inspect;
 pub mod keepset;
 pub mod lineage;
+pub mod parent;
 pub mod plan;
 pub mod prune_vocab;
 pub mod quant;
 pub mod quant_config;
 pub mod quantize;
+pub mod recipe;
 pub mod roles;
 mod side_files;
 pub mod source;

@@ -4,12 +4,14 @@
 //! before the first byte is written ([`crate::check`]), so no bake can produce a checkpoint whose tensors contradict its
 //! configuration, whatever the bake's own mistakes are.
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use safetensors::Dtype;
 use serde_json::Value;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lineage::Lineage;
 use crate::source::Source;
 
@@ -90,6 +92,45 @@ impl Job {
         Job::bytes(Output::new(name, Dtype::I64, &[2]), bytes)
     }
 
+    /// Fills `buf` with the bytes of an output from byte `at` on. Rows are made whole, so reads of whole rows waste nothing.
+    pub(crate) fn read_at(&self, output: usize, at: u64, buf: &mut [u8]) -> Result<()> {
+        match &self.work {
+            Work::Copy(source) => source.read_at(at, buf),
+            Work::Bytes(bytes) => {
+                let from = at as usize;
+                match bytes.get(from..from + buf.len()) {
+                    Some(piece) => buf.copy_from_slice(piece),
+                    None => return Err(Error::Inconsistent { problems: vec![self.too_short(output)] }),
+                }
+                Ok(())
+            }
+            Work::Rows { fill, .. } => {
+                let width = self.outputs[output].row_bytes();
+                if buf.is_empty() || width == 0 {
+                    return Ok(());
+                }
+                let (first, end) = (at as usize / width, (at as usize + buf.len()).div_ceil(width));
+                if end > self.outputs[output].rows() {
+                    return Err(Error::Inconsistent { problems: vec![self.too_short(output)] });
+                }
+                if self.outputs.len() == 1 && (end - first) * width == buf.len() {
+                    return fill(first..end, &mut [buf]);
+                }
+                let mut made: Vec<Vec<u8>> =
+                    self.outputs.iter().map(|o| vec![0; o.row_bytes() * (end - first)]).collect();
+                let mut pieces: Vec<&mut [u8]> = made.iter_mut().map(Vec::as_mut_slice).collect();
+                fill(first..end, &mut pieces)?;
+                let skip = at as usize - first * width;
+                buf.copy_from_slice(&made[output][skip..skip + buf.len()]);
+                Ok(())
+            }
+        }
+    }
+
+    fn too_short(&self, output: usize) -> String {
+        format!("`{}` is read beyond its end", self.outputs[output].name)
+    }
+
     /// The rows `rows` of a tensor of the parent, in that order.
     pub fn select_rows(source: &Source, name: impl Into<String>, rows: Vec<usize>) -> Job {
         let mut shape = source.shape.clone();
@@ -155,4 +196,52 @@ pub struct Plan {
     pub inherited_keepset: Option<usize>,
     /// Where the output comes from.
     pub lineage: Lineage,
+}
+
+/// Joins copies of planned tensors that one job makes together: scales and integers of a linear are then made in one go, not
+/// once for each.
+pub(crate) fn fuse(jobs: Vec<Job>) -> Vec<Job> {
+    // Job -> for each of its outputs, the place of the copy.
+    let mut copies: HashMap<*const Job, Vec<Option<usize>>> = HashMap::new();
+    for (place, job) in jobs.iter().enumerate() {
+        if let Work::Copy(source) = &job.work
+            && let Some((made_by, output)) = source.job()
+        {
+            let places = copies.entry(Arc::as_ptr(made_by)).or_insert_with(|| vec![None; made_by.outputs.len()]);
+            places[output] = Some(place);
+        }
+    }
+    let mut names: HashMap<*const Job, Vec<String>> = HashMap::new();
+    for (&job, places) in &copies {
+        // All outputs, or else what is left out would be made for nothing.
+        if let Some(places) = places.iter().copied().collect::<Option<Vec<usize>>>() {
+            names.insert(job, places.iter().map(|&p| jobs[p].outputs[0].name.clone()).collect());
+        }
+    }
+    let mut out = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        let made_by = match &job.work {
+            Work::Copy(source) => source.job().map(|(made_by, _)| made_by.clone()),
+            _ => None,
+        };
+        let Some(made_by) = made_by
+            .filter(|m| matches!(m.work, Work::Rows { .. }) && copies[&Arc::as_ptr(m)].iter().all(Option::is_some))
+        else {
+            out.push(job);
+            continue;
+        };
+        // The first copy of a job stands for all of them.
+        let Some(names) = names.remove(&Arc::as_ptr(&made_by)) else { continue };
+        let outputs = made_by.outputs.iter().zip(names).map(|(o, name)| Output { name, ..o.clone() }).collect();
+        let input_bytes = match &made_by.work {
+            Work::Rows { input_bytes, .. } => *input_bytes,
+            _ => 0,
+        };
+        let fill = move |rows: Range<usize>, buffers: &mut [&mut [u8]]| match &made_by.work {
+            Work::Rows { fill, .. } => fill(rows, buffers),
+            _ => Ok(()),
+        };
+        out.push(Job { outputs, work: Work::Rows { input_bytes, fill: Box::new(fill) } });
+    }
+    out
 }

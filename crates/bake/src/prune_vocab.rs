@@ -16,8 +16,9 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::keepset;
 use crate::lineage::Lineage;
+use crate::parent::Parent;
 use crate::plan::{Job, Plan};
-use crate::roles::{Linear, Part, Role, role_in};
+use crate::roles::{Linear, Part, Role, role};
 use crate::source::Source;
 use crate::writer::{self, Report, WriteOptions};
 
@@ -42,30 +43,30 @@ pub fn run(
     options: &PruneVocabOptions,
     context: &Context,
 ) -> Result<Report> {
-    let plan = plan(checkpoint, keep, options)?;
+    let plan = plan(&Parent::open(checkpoint)?, keep, options)?;
     writer::execute(plan, Some(checkpoint), out, WriteOptions { force: options.force }, context)
 }
 
 /// What [`run`] writes.
-pub fn plan(checkpoint: &Checkpoint, keep: &Keepset, options: &PruneVocabOptions) -> Result<Plan> {
+pub fn plan(checkpoint: &Parent, keep: &Keepset, options: &PruneVocabOptions) -> Result<Plan> {
     let rows = head_rows(checkpoint, keep)?;
     let tied = checkpoint.config().tie_word_embeddings;
     let head = |part: Part| Linear::Head.tensor(checkpoint.prefix(), part);
     let mut jobs = Vec::new();
-    for source in Source::all(checkpoint)? {
-        match role_in(checkpoint, &source.name) {
+    for source in checkpoint.sources() {
+        match role(checkpoint.prefix(), &source.name) {
             // A tied checkpoint may carry a stale head; the embedding is the one that counts.
             Role::Linear(Linear::Head, _) if tied => {}
             Role::Linear(Linear::Head, Part::Shape) => {
                 let [_, inputs] = source.read_pair()?;
                 jobs.push(Job::weight_shape(&source.name, rows.len(), usize::try_from(inputs).unwrap_or(0)));
             }
-            Role::Linear(Linear::Head, _) => jobs.push(select(&source, &source.name, &rows)?),
+            Role::Linear(Linear::Head, _) => jobs.push(select(source, &source.name, &rows)?),
             Role::Embed if tied => {
-                jobs.push(Job::copy(&source, &source.name));
-                jobs.push(select(&source, &head(Part::Dense), &rows)?);
+                jobs.push(Job::copy(source, &source.name));
+                jobs.push(select(source, &head(Part::Dense), &rows)?);
             }
-            _ => jobs.push(Job::copy(&source, &source.name)),
+            _ => jobs.push(Job::copy(source, &source.name)),
         }
     }
     let mut config = Config::new(checkpoint);
@@ -94,7 +95,7 @@ pub fn plan(checkpoint: &Checkpoint, keep: &Keepset, options: &PruneVocabOptions
 }
 
 /// Row of the parent's head for every kept id.
-fn head_rows(checkpoint: &Checkpoint, keep: &Keepset) -> Result<Vec<usize>> {
+fn head_rows(checkpoint: &Parent, keep: &Keepset) -> Result<Vec<usize>> {
     let vocab = checkpoint.config().vocab_size;
     keepset::check(&keep.ids, vocab)?;
     if keep.full_vocab != vocab {

@@ -21,11 +21,11 @@ use crate::config_edit::Config;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::lineage::Lineage;
+use crate::parent::Parent;
 use crate::plan::{Job, Output, Plan, Work};
 use crate::quant::{self, Arithmetic};
 use crate::quant_config::{self, Strategies};
-use crate::roles::{Linear, Part, Role, role_in};
-use crate::source::Source;
+use crate::roles::{Linear, Part, Role, role};
 use crate::writer::{self, Report, WriteOptions};
 
 /// Options of [`run`].
@@ -54,22 +54,21 @@ const GROUP_LIMIT: usize = 4096;
 /// [`Error::AlreadyQuantised`] for packed input, [`Error::NonFinite`] with file, tensor and index for NaN and infinities,
 /// [`Error::Tensor`] for weights that are neither bf16 nor f32, and all errors of the writer.
 pub fn run(checkpoint: &Checkpoint, out: &Path, options: &QuantizeOptions, context: &Context) -> Result<Report> {
-    let plan = plan(checkpoint, options)?;
+    let plan = plan(&Parent::open(checkpoint)?, options)?;
     writer::execute(plan, Some(checkpoint), out, WriteOptions { force: options.force }, context)
 }
 
 /// What [`run`] writes.
-pub fn plan(checkpoint: &Checkpoint, options: &QuantizeOptions) -> Result<Plan> {
+pub fn plan(checkpoint: &Parent, options: &QuantizeOptions) -> Result<Plan> {
     check_strategy("group", options.strategy)?;
     check_strategy("head", options.head)?;
     let prefix = checkpoint.prefix();
-    let sources = Source::all(checkpoint)?;
     let mut strategies = Strategies::new();
     let mut ignore = Vec::new();
     let mut notes = Vec::new();
     let mut jobs = Vec::new();
-    for source in &sources {
-        let linear = match role_in(checkpoint, &source.name) {
+    for source in checkpoint.sources() {
+        let linear = match role(prefix, &source.name) {
             Role::Linear(linear, Part::Dense) => linear,
             Role::Linear(_, _) => {
                 let path = checkpoint.dir().to_path_buf();

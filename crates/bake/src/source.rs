@@ -1,4 +1,4 @@
-//! Reading tensors of the parent by ranges.
+//! Reading tensors of the parent by ranges: from its files, or, in a recipe, from a plan that was not carried out.
 //!
 //! Bakes read with positional reads into small buffers, not through the memory map: a map of 16 GB counts as resident memory
 //! while it is walked, and a file truncated under a map kills the process where a read returns an error.
@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use half::bf16;
@@ -14,9 +14,10 @@ use runtime::checkpoint::Checkpoint;
 use safetensors::Dtype;
 
 use crate::error::{Error, Result};
+use crate::plan::{Job, Output, Work};
 use crate::quant::{self, Arithmetic};
 
-/// A tensor of a checkpoint on disk.
+/// A tensor of a parent.
 #[derive(Clone)]
 pub struct Source {
     /// Full name.
@@ -25,13 +26,17 @@ pub struct Source {
     pub dtype: Dtype,
     /// Shape, outermost dimension first.
     pub shape: Vec<usize>,
-    /// The file that holds it.
+    /// The file that holds it; of a planned tensor, the parent's directory.
     pub path: PathBuf,
-    file: Arc<File>,
-    /// First byte in the file.
-    offset: u64,
-    /// Length in bytes.
-    len: u64,
+    data: Data,
+}
+
+#[derive(Clone)]
+enum Data {
+    /// `len` bytes of a file from `offset` on.
+    File { file: Arc<File>, offset: u64, len: u64 },
+    /// An output of a job, made anew at every read.
+    Planned { job: Arc<Job>, output: usize },
 }
 
 impl Source {
@@ -54,22 +59,55 @@ impl Source {
                 dtype: tensor.dtype,
                 shape: tensor.shape,
                 path: tensor.path,
-                file: file.clone(),
-                offset: (start + info.begin) as u64,
-                len: (info.end - info.begin) as u64,
+                data: Data::File {
+                    file: file.clone(),
+                    offset: (start + info.begin) as u64,
+                    len: (info.end - info.begin) as u64,
+                },
             });
         }
         Ok(out)
     }
 
+    /// An output of a job as a tensor of the next bake; `dir` is for messages. What the job copies is read where it lies.
+    pub(crate) fn planned(job: &Arc<Job>, output: usize, dir: &Path) -> Source {
+        let description = &job.outputs[output];
+        if let Work::Copy(source) = &job.work {
+            return Source { name: description.name.clone(), ..source.clone() };
+        }
+        Source {
+            name: description.name.clone(),
+            dtype: description.dtype,
+            shape: description.shape.clone(),
+            path: dir.to_path_buf(),
+            data: Data::Planned { job: job.clone(), output },
+        }
+    }
+
+    /// The job and output of a planned tensor.
+    pub(crate) fn job(&self) -> Option<(&Arc<Job>, usize)> {
+        match &self.data {
+            Data::Planned { job, output } => Some((job, *output)),
+            Data::File { .. } => None,
+        }
+    }
+
+    /// Name, type and shape.
+    pub fn output(&self) -> Output {
+        Output::new(&self.name, self.dtype, &self.shape)
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> u64 {
-        self.len
+        match &self.data {
+            Data::File { len, .. } => *len,
+            Data::Planned { job, output } => job.outputs[*output].bytes(),
+        }
     }
 
     /// Whether it holds no bytes.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Rows: the first dimension (1 for a scalar).
@@ -87,14 +125,22 @@ impl Source {
         self.row_elements() * self.dtype.bitsize() / 8
     }
 
-    /// The open file and the position of the first byte, for copies inside the kernel.
-    pub(crate) fn place(&self) -> (&File, u64) {
-        (&self.file, self.offset)
+    /// The open file and the position of the first byte, for copies inside the kernel; `None` for a planned tensor.
+    pub(crate) fn place(&self) -> Option<(&File, u64)> {
+        match &self.data {
+            Data::File { file, offset, .. } => Some((file, *offset)),
+            Data::Planned { .. } => None,
+        }
     }
 
     /// Fills `buf` from byte `at` of the tensor.
     pub fn read_at(&self, at: u64, buf: &mut [u8]) -> Result<()> {
-        self.file.read_exact_at(buf, self.offset + at).map_err(Error::io(&self.path, "read"))
+        match &self.data {
+            Data::File { file, offset, .. } => {
+                file.read_exact_at(buf, offset + at).map_err(Error::io(&self.path, "read"))
+            }
+            Data::Planned { job, output } => job.read_at(*output, at, buf),
+        }
     }
 
     /// Fills `buf` with whole rows from row `first` on.

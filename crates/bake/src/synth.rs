@@ -154,12 +154,21 @@ fn shared_layers(kinds: &[&str], w: &Widths) -> usize {
     (0..=wanted).rev().find(valid).unwrap_or(0)
 }
 
+/// Fields of the configuration class that dense models do not use.
+const ABSENT: [&str; 5] = [
+    "moe_intermediate_size",
+    "num_experts",
+    "num_global_key_value_heads",
+    "top_k_experts",
+    "use_bidirectional_attention",
+];
+
 /// `config.json` of a synthetic model.
 fn config(options: &SynthOptions) -> Value {
     let w = options.shape.widths();
     let kinds = layer_types(options.layers);
     let shared = shared_layers(&kinds, &w);
-    json!({
+    let mut config = json!({
         "architectures": ["Gemma4ForConditionalGeneration"],
         "audio_config": null,
         "dtype": "bfloat16",
@@ -205,7 +214,12 @@ fn config(options: &SynthOptions) -> Value {
         },
         "tie_word_embeddings": true,
         "vision_config": null,
-    })
+    });
+    // Present and null in published files.
+    for field in ABSENT {
+        config["text_config"][field] = Value::Null;
+    }
+    config
 }
 
 /// What [`run`] writes.

@@ -274,9 +274,8 @@ fn copy_range(
     to: u64,
     buffer: &mut Vec<u8>,
 ) -> Result<()> {
-    let (from_file, from) = source.place();
     let mut done = 0;
-    while done < range.len() {
+    while let Some((from_file, from)) = source.place().filter(|_| done < range.len()) {
         let (mut at_in, mut at_out) = (from + (range.start + done) as u64, to + done as u64);
         let left = range.len() - done;
         match rustix::fs::copy_file_range(from_file, Some(&mut at_in), file, Some(&mut at_out), left) {

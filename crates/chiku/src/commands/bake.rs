@@ -15,6 +15,7 @@ mod drop_layers;
 mod inspect;
 mod prune_vocab;
 mod quantize;
+mod recipe;
 mod synth;
 
 pub use prune_vocab::always_kept;
@@ -27,6 +28,8 @@ pub enum BakeCommand {
     PruneVocab(prune_vocab::PruneVocabArgs),
     /// Fewer layers, with per-layer inputs sliced and KV sharing worked out anew.
     DropLayers(drop_layers::DropLayersArgs),
+    /// Several bakes in one pass, from a TOML file.
+    Recipe(recipe::RecipeArgs),
     /// What a checkpoint holds, and what is wrong with it.
     Inspect(inspect::InspectArgs),
     /// A random checkpoint of real shape, for tests of scale.
@@ -39,6 +42,7 @@ impl BakeCommand {
             BakeCommand::Quantize(a) => a.target.json,
             BakeCommand::PruneVocab(a) => a.target.json,
             BakeCommand::DropLayers(a) => a.target.json,
+            BakeCommand::Recipe(a) => a.target.json,
             BakeCommand::Inspect(a) => a.json,
             BakeCommand::Synth(a) => a.target.json,
         }
@@ -64,6 +68,7 @@ pub fn run(command: &BakeCommand, quiet: bool) -> Result<ExitCode> {
         BakeCommand::Quantize(args) => quantize::run(args, quiet),
         BakeCommand::PruneVocab(args) => prune_vocab::run(args, quiet),
         BakeCommand::DropLayers(args) => drop_layers::run(args, quiet),
+        BakeCommand::Recipe(args) => recipe::run(args, quiet),
         BakeCommand::Inspect(args) => inspect::run(args, quiet),
         BakeCommand::Synth(args) => synth::run(args, quiet),
     }

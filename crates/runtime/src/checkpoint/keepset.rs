@@ -29,7 +29,16 @@ pub struct Keepset {
 impl Keepset {
     /// Reads and checks a keepset file.
     pub fn read(path: &Path) -> Result<Keepset> {
-        let json = files::read_json(path)?;
+        Keepset::from_json(&files::read_json(path)?, path)
+    }
+
+    /// A keepset from the bytes of a file; `path` is for messages.
+    pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Keepset> {
+        let json = serde_json::from_slice(bytes).map_err(|source| Error::Json { path: path.to_path_buf(), source })?;
+        Keepset::from_json(&json, path)
+    }
+
+    fn from_json(json: &Value, path: &Path) -> Result<Keepset> {
         let full_vocab = json.get("full_vocab").or_else(|| json.get("vocab_size"));
         let full_vocab = match full_vocab.and_then(Value::as_u64) {
             Some(v) if v > 0 && v <= VOCAB_LIMIT => v as usize,
