@@ -76,19 +76,6 @@ impl Isa {
             Kind::Avx2 => unsafe { avx2::dot(a, b) },
         }
     }
-
-    /// `y += a * x`, element by element.
-    pub fn scaled_add(self, y: &mut [f32], a: f32, x: &[f32]) {
-        assert_eq!(y.len(), x.len());
-        match self.0 {
-            #[cfg(any(test, feature = "planted"))]
-            Kind::Planted => portable::scaled_add(y, a, x),
-            Kind::Portable => portable::scaled_add(y, a, x),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as in `dot`.
-            Kind::Avx2 => unsafe { avx2::scaled_add(y, a, x) },
-        }
-    }
 }
 
 /// The one order in which lanes are added.

@@ -10,7 +10,9 @@
 #![allow(clippy::needless_range_loop)]
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
+use super::attention::{KvView, Ops, attend_with};
 use super::{Data, LANES, MatrixView, fold_lanes, matrix};
 use crate::SEGMENT;
 
@@ -553,25 +555,68 @@ fn multiply_panel<const MR: usize>(tile: &Tile, panel: &[[__m256; MR]], totals: 
 /// The processor has AVX2 and FMA; the slices are equally long.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let ((a8, a_rest), (b8, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    let mut sum = _mm256_setzero_ps();
-    for (a, b) in a8.iter().zip(b8) {
-        sum = _mm256_fmadd_ps(to_vector(*a), to_vector(*b), sum);
-    }
-    let mut lanes = to_array(sum);
-    for (i, (a, b)) in a_rest.iter().zip(b_rest).enumerate() {
-        lanes[i] = a.mul_add(*b, lanes[i]);
-    }
-    fold_lanes(lanes)
+    // SAFETY: handed on.
+    let [dot] = unsafe { Fused::dots(a, [b]) };
+    dot
 }
 
-/// # Safety
-/// The processor has AVX2 and FMA; the slices are equally long.
-#[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn scaled_add(y: &mut [f32], a: f32, x: &[f32]) {
-    for (y, x) in y.iter_mut().zip(x) {
-        *y = a.mul_add(*x, *y);
+/// Fused multiply-adds, eight lanes at a time.
+struct Fused;
+
+impl Ops for Fused {
+    #[inline(always)]
+    unsafe fn dots<const M: usize>(a: &[f32], b: [&[f32]; M]) -> [f32; M] {
+        // SAFETY: the features by the caller's word; the loads are of whole arrays.
+        unsafe {
+            let (a8, a_rest) = a.as_chunks::<LANES>();
+            let mut sums = [_mm256_setzero_ps(); M];
+            for (k, a) in a8.iter().enumerate() {
+                for m in 0..M {
+                    let b = b[m][k * LANES..].first_chunk().copied().unwrap_or_default();
+                    sums[m] = _mm256_fmadd_ps(to_vector(*a), to_vector(b), sums[m]);
+                }
+            }
+            let mut out = [0.0; M];
+            for m in 0..M {
+                let mut lanes = to_array(sums[m]);
+                for (i, a) in a_rest.iter().enumerate() {
+                    lanes[i] = a.mul_add(b[m][a8.len() * LANES + i], lanes[i]);
+                }
+                out[m] = fold_lanes(lanes);
+            }
+            out
+        }
     }
+
+    #[inline(always)]
+    unsafe fn scaled_adds<const M: usize>(y: &mut [f32], a: [f32; M], x: [&[f32]; M]) {
+        let mut x = x;
+        for x in &mut x {
+            *x = &x[..y.len()];
+        }
+        for i in 0..y.len() {
+            for m in 0..M {
+                y[i] = a[m].mul_add(x[m][i], y[i]);
+            }
+        }
+    }
+}
+
+/// See [`super::attend`].
+///
+/// # Safety
+/// The processor has AVX2 and FMA.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn attend(
+    query: &[f32],
+    kv: KvView,
+    head: usize,
+    visible: Range<usize>,
+    own: Option<(&[f32], &[f32])>,
+    out: &mut [f32],
+) {
+    // SAFETY: handed on.
+    unsafe { attend_with::<Fused>(query, kv, head, visible, own, out) }
 }
 
 /// [`fold_lanes`] in registers: lanes 4 apart, then 2 apart, then the last two.

@@ -1,5 +1,8 @@
 //! The kernels in plain Rust: the reference that the others are tested against, and the code for processors without AVX2.
 
+use std::ops::Range;
+
+use super::attention::{KvView, Ops, attend_with};
 use super::{LANES, MatrixView, fold_lanes};
 
 /// `out[(n - begin) * M + m] = sum over k of w[n, k] * x[m, k]` for the weight rows n of `begin ..`; as many as fit `out`.
@@ -23,11 +26,14 @@ pub(super) fn weight_rows<const SEGMENT: usize>(
             let len = SEGMENT.min(cols - k);
             let mut weights = [0.0f32; SEGMENT];
             w.expand(begin + i, k, &mut weights[..len]);
-            for (m, total) in totals.iter_mut().enumerate() {
-                let sums = lane_sums(&weights[..len], &x[m * cols + k..][..len]);
-                for (t, s) in total.iter_mut().zip(sums) {
-                    *t += s;
-                }
+            let row = |m: usize| &x[m * cols + k..][..len];
+            // Several rows at a time, only so that the processor has independent sums to work on.
+            let (blocks, rest) = totals.as_chunks_mut::<BLOCK>();
+            for (b, block) in blocks.iter_mut().enumerate() {
+                add_segment(block, &weights[..len], std::array::from_fn(|i| row(b * BLOCK + i)));
+            }
+            for (i, total) in rest.iter_mut().enumerate() {
+                add_segment(std::array::from_mut(total), &weights[..len], [row(m_rows - m_rows % BLOCK + i)]);
             }
         }
         for (o, total) in out.iter_mut().zip(&totals) {
@@ -36,26 +42,74 @@ pub(super) fn weight_rows<const SEGMENT: usize>(
     }
 }
 
-/// Lane i holds the sum over k = i, i + 8, i + 16, ... in that order.
+/// Activation rows whose sums run side by side.
+const BLOCK: usize = 4;
+
+/// Adds the sums of one segment to the totals of `M` rows.
 #[inline(always)]
-fn lane_sums(a: &[f32], b: &[f32]) -> [f32; LANES] {
-    let mut sums = [0.0f32; LANES];
-    let ((a8, a_rest), (b8, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    for (a, b) in a8.iter().zip(b8) {
-        for i in 0..LANES {
-            sums[i] += a[i] * b[i];
+fn add_segment<const M: usize>(totals: &mut [[f32; LANES]; M], weights: &[f32], rows: [&[f32]; M]) {
+    for (total, sums) in totals.iter_mut().zip(lane_sums(weights, rows)) {
+        for (t, s) in total.iter_mut().zip(sums) {
+            *t += s;
         }
     }
-    for (i, (a, b)) in a_rest.iter().zip(b_rest).enumerate() {
-        sums[i] += a * b;
+}
+
+/// For each row of `b`: lane i holds the sum over k = i, i + 8, i + 16, ... of `a[k] * b[k]`, in that order.
+#[inline(always)]
+fn lane_sums<const M: usize>(a: &[f32], b: [&[f32]; M]) -> [[f32; LANES]; M] {
+    let mut sums = [[0.0f32; LANES]; M];
+    let (a8, a_rest) = a.as_chunks::<LANES>();
+    let b8 = b.map(|row| row.as_chunks::<LANES>().0);
+    for (k, a) in a8.iter().enumerate() {
+        for m in 0..M {
+            for i in 0..LANES {
+                sums[m][i] += a[i] * b8[m][k][i];
+            }
+        }
+    }
+    for (i, a) in a_rest.iter().enumerate() {
+        for m in 0..M {
+            sums[m][i] += a * b[m][a8.len() * LANES + i];
+        }
     }
     sums
 }
 
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    fold_lanes(lane_sums(a, b))
+    let [sums] = lane_sums(a, [b]);
+    fold_lanes(sums)
 }
 
-pub(super) fn scaled_add(y: &mut [f32], a: f32, x: &[f32]) {
-    y.iter_mut().zip(x).for_each(|(y, x)| *y += a * x);
+/// Plain arithmetic.
+struct Plain;
+
+impl Ops for Plain {
+    #[inline(always)]
+    unsafe fn dots<const M: usize>(a: &[f32], b: [&[f32]; M]) -> [f32; M] {
+        lane_sums(a, b).map(fold_lanes)
+    }
+
+    #[inline(always)]
+    unsafe fn scaled_adds<const M: usize>(y: &mut [f32], a: [f32; M], x: [&[f32]; M]) {
+        let x = x.map(|x| &x[..y.len()]);
+        for (i, y) in y.iter_mut().enumerate() {
+            for m in 0..M {
+                *y += a[m] * x[m][i];
+            }
+        }
+    }
+}
+
+/// See [`super::attend`].
+pub(super) fn attend(
+    query: &[f32],
+    kv: KvView,
+    head: usize,
+    visible: Range<usize>,
+    own: Option<(&[f32], &[f32])>,
+    out: &mut [f32],
+) {
+    // SAFETY: plain arithmetic needs no feature.
+    unsafe { attend_with::<Plain>(query, kv, head, visible, own, out) }
 }
