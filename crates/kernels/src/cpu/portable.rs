@@ -1,4 +1,7 @@
 //! The kernels in plain Rust: the reference that the others are tested against, and the code for processors without AVX2.
+//!
+//! Where the processor has AVX2, the same code runs in a second compilation for its wider registers. Rust fuses no multiplication with
+//! an addition, so that the bits are the same.
 
 use std::ops::Range;
 
@@ -18,6 +21,46 @@ pub(super) fn weight_rows<const SEGMENT: usize>(
     m_rows: usize,
     out: &mut [f32],
 ) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has just said so.
+        return unsafe { wider::weight_rows::<SEGMENT>(w, begin, x, m_rows, out) };
+    }
+    weight_rows_plain::<SEGMENT>(w, begin, x, m_rows, out)
+}
+
+/// The code above, compiled for AVX2 without fused multiply-adds.
+#[cfg(target_arch = "x86_64")]
+mod wider {
+    use super::*;
+
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn weight_rows<const SEGMENT: usize>(
+        w: &MatrixView,
+        begin: usize,
+        x: &[f32],
+        m_rows: usize,
+        out: &mut [f32],
+    ) {
+        weight_rows_plain::<SEGMENT>(w, begin, x, m_rows, out)
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) unsafe fn attend(
+        query: &[f32],
+        kv: KvView,
+        head: usize,
+        visible: Range<usize>,
+        own: Option<(&[f32], &[f32])>,
+        out: &mut [f32],
+    ) {
+        // SAFETY: plain arithmetic needs no feature.
+        unsafe { attend_with::<Plain>(query, kv, head, visible, own, out) }
+    }
+}
+
+#[inline(always)]
+fn weight_rows_plain<const SEGMENT: usize>(w: &MatrixView, begin: usize, x: &[f32], m_rows: usize, out: &mut [f32]) {
     let cols = w.cols();
     let mut totals = vec![[0.0f32; LANES]; m_rows];
     for (i, out) in out.chunks_exact_mut(m_rows).enumerate() {
@@ -110,6 +153,45 @@ pub(super) fn attend(
     own: Option<(&[f32], &[f32])>,
     out: &mut [f32],
 ) {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has just said so.
+        return unsafe { wider::attend(query, kv, head, visible, own, out) };
+    }
     // SAFETY: plain arithmetic needs no feature.
     unsafe { attend_with::<Plain>(query, kv, head, visible, own, out) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::{Data, Matrix};
+
+    /// Values with many significant bits, so that a fused or reordered sum would show.
+    fn values(count: usize, seed: u32) -> Vec<f32> {
+        (0..count as u32).map(|i| ((i + seed).wrapping_mul(2_654_435_761) >> 8) as f32 / 9_999_991.0 - 0.8).collect()
+    }
+
+    #[test]
+    fn both_compilations_give_the_same_bits() {
+        let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        for (rows, cols, m) in [(5, 300, 1), (3, 129, 7), (4, 64, 16)] {
+            let weights: Vec<u8> = values(rows * cols, 1).iter().flat_map(|v| v.to_le_bytes()).collect();
+            let matrix = Matrix::new(rows, cols, Data::F32(&weights[..])).unwrap();
+            let x = values(m * cols, 7);
+            let (mut plain, mut chosen) = (vec![0.0; rows * m], vec![1.0; rows * m]);
+            weight_rows_plain::<{ crate::SEGMENT }>(&matrix, 0, &x, m, &mut plain);
+            weight_rows::<{ crate::SEGMENT }>(&matrix, 0, &x, m, &mut chosen);
+            assert_eq!(bits(&plain), bits(&chosen));
+        }
+        let (keys, cached, dim) = (values(200 * 48, 3), values(200 * 48, 5), 48);
+        let kv = KvView { keys: &keys, values: &cached, kv_heads: 1, head_dim: dim };
+        let query = values(dim, 11);
+        let (mut plain, mut chosen) = (vec![0.0; dim], vec![1.0; dim]);
+        let own = Some((&query[..], &query[..]));
+        // SAFETY: plain arithmetic needs no feature.
+        unsafe { attend_with::<Plain>(&query, kv, 0, 3..190, own, &mut plain) };
+        attend(&query, kv, 0, 3..190, own, &mut chosen);
+        assert_eq!(bits(&plain), bits(&chosen));
+    }
 }
