@@ -1,111 +1,296 @@
-//! What GPU this machine has. Nothing here fails hard: a machine without a driver is an answer, not an error.
+//! The device that runs the kernels of `kernels/`: buffers, launches and graphs behind one interface, so that the code that plans a step
+//! is written once.
+//!
+//! | module | concept |
+//! |---|---|
+//! | [`probe`] | what GPU and driver this machine has |
+//! | `emulated` | the same sources, run on the CPU (feature `emulator`, x86-64) |
+//!
+//! A [`Launch`] owns references to the buffers that it names, so a recorded [`Graph`] can never outlive them.
 
-use cudarc::driver::{result, sys};
+use std::sync::Arc;
 
-/// The oldest CUDA version, as the driver numbers it, that runs this program's code (12.0: drivers from r525 on).
-const OLDEST_DRIVER: i32 = 12_000;
+#[cfg(all(feature = "emulator", target_arch = "x86_64"))]
+mod emulated;
+mod probe;
 
-/// One CUDA device.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CudaDevice {
-    /// Index.
-    pub ordinal: usize,
-    /// Marketing name.
-    pub name: String,
-    /// Compute capability, for example (8, 6).
-    pub compute_capability: (i32, i32),
-    /// Streaming multiprocessors.
-    pub multiprocessors: i32,
-    /// Device memory in bytes.
-    pub memory_bytes: usize,
-}
+#[cfg(all(feature = "emulator", target_arch = "x86_64"))]
+pub use emulated::{Counts, Emulation, Traffic};
+pub use probe::{CudaDevice, Probe, probe};
 
-/// What [`probe`] found.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Probe {
-    /// A usable driver.
-    Available {
-        /// CUDA version that the driver supports, for example (12, 4).
-        driver: (i32, i32),
-        /// Its devices; at least one.
-        devices: Vec<CudaDevice>,
+/// Most dynamic shared memory of a block on the smallest supported GPU (sm_86: 100 KiB an SM, of which 1 KiB is reserved).
+pub const SHARED_BYTES: u32 = 99 << 10;
+
+/// What went wrong on a device.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// This machine lacks what the device needs.
+    #[error("{0}")]
+    Unavailable(String),
+    /// No memory for a buffer.
+    #[error("no device memory for buffer {name}: {bytes} bytes")]
+    Memory {
+        /// The buffer.
+        name: String,
+        /// Its size.
+        bytes: usize,
     },
-    /// No GPU can be used.
-    Unavailable {
-        /// Why, and what to do.
+    /// A copy that does not lie inside its buffer, or writes one that is constant.
+    #[error("buffer {name} has {size} bytes{}; {bytes} at offset {offset} cannot be {verb}", if *.constant { " and is constant" } else { "" })]
+    Range {
+        /// The buffer.
+        name: String,
+        /// Its size in bytes.
+        size: usize,
+        /// Whether it may be written at all.
+        constant: bool,
+        /// First byte.
+        offset: usize,
+        /// How many.
+        bytes: usize,
+        /// `read` or `written`.
+        verb: &'static str,
+    },
+    /// A launch that the device cannot take.
+    #[error("{launch}: {reason}")]
+    Launch {
+        /// Kernel, grid, block and shared memory.
+        launch: String,
+        /// What does not fit.
         reason: String,
     },
+    /// A kernel did something that a GPU does not forgive, or was ended.
+    #[error("{launch}: the emulator found\n{report}")]
+    Kernel {
+        /// Kernel, grid, block and shared memory.
+        launch: String,
+        /// One line a finding.
+        report: String,
+    },
 }
 
-/// Looks for an NVIDIA driver and its devices.
-///
-/// The binding panics where the library or a symbol is missing, so every call is made only after the library was found, and
-/// inside a guard that turns a panic into a reason.
-pub fn probe() -> Probe {
-    // SAFETY: only opens the library by name and looks whether that worked.
-    let present = unsafe { sys::is_culib_present() };
-    if !present {
-        let reason =
-            "no NVIDIA driver: libcuda.so.1 was not found; install one, or point LD_LIBRARY_PATH at its folder";
-        return Probe::Unavailable { reason: reason.into() };
-    }
-    let quiet = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
-    let answer = std::panic::catch_unwind(query);
-    std::panic::set_hook(quiet);
-    match answer {
-        Ok(Ok(probe)) => probe,
-        Ok(Err(error)) => Probe::Unavailable { reason: format!("the NVIDIA driver answers with an error: {error:?}") },
-        Err(_) => Probe::Unavailable {
-            reason: "the NVIDIA driver lacks functions that this program needs; update it to r525 or later".into(),
-        },
-    }
+/// What a device is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Properties {
+    /// Name.
+    pub name: String,
+    /// Streaming multiprocessors: how many blocks a schedule plans for.
+    pub multiprocessors: u32,
+    /// Most dynamic shared memory of a block in bytes.
+    pub shared_bytes: u32,
+    /// Whether results come from a GPU.
+    pub emulated: bool,
 }
 
-fn query() -> Result<Probe, result::DriverError> {
-    result::init()?;
-    let mut version = 0;
-    // SAFETY: writes one integer, which outlives the call.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result()?;
-    let driver = (version / 1000, version % 1000 / 10);
-    if version < OLDEST_DRIVER {
-        let (major, minor) = driver;
-        let reason = format!("the NVIDIA driver supports CUDA {major}.{minor}; 12.0 or later is needed (driver r525)");
-        return Ok(Probe::Unavailable { reason });
-    }
-    let mut devices = Vec::new();
-    for ordinal in 0..result::device::get_count()? {
-        let device = result::device::get(ordinal)?;
-        // SAFETY: `device` came from the driver just now.
-        let attribute = |a| unsafe { result::device::get_attribute(device, a) };
-        use sys::CUdevice_attribute::*;
-        devices.push(CudaDevice {
-            ordinal: ordinal as usize,
-            name: result::device::get_name(device)?,
-            compute_capability: (
-                attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-                attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-            ),
-            multiprocessors: attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-            // SAFETY: as above.
-            memory_bytes: unsafe { result::device::total_mem(device) }?,
-        });
-    }
-    if devices.is_empty() {
-        return Ok(Probe::Unavailable { reason: "the NVIDIA driver reports no device".into() });
-    }
-    Ok(Probe::Available { driver, devices })
+/// A device. Cheap to clone.
+#[derive(Clone)]
+pub struct Device(Arc<Backend>);
+
+enum Backend {
+    #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
+    Emulated(emulated::Emulated),
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Memory of a device. Cheap to clone: all clones are the same memory, freed with the last one.
+#[derive(Clone)]
+pub struct Buffer(Arc<Allocation>);
 
-    #[test]
-    fn probing_never_panics_and_always_answers() {
-        match probe() {
-            Probe::Available { devices, .. } => assert!(!devices.is_empty()),
-            Probe::Unavailable { reason } => assert!(reason.contains("driver"), "{reason}"),
+struct Allocation {
+    device: Device,
+    name: String,
+    address: u64,
+    bytes: usize,
+    constant: bool,
+}
+
+/// One argument of a kernel.
+#[derive(Clone)]
+pub enum Argument {
+    /// The address of a byte of a buffer.
+    Pointer(Buffer, usize),
+    /// A 32-bit signed integer.
+    I32(i32),
+    /// A 32-bit unsigned integer.
+    U32(u32),
+    /// A 64-bit unsigned integer.
+    U64(u64),
+    /// An f32.
+    F32(f32),
+}
+
+/// One launch of a kernel, complete.
+#[derive(Clone)]
+pub struct Launch {
+    /// Name of the kernel in its .cu.
+    pub kernel: &'static str,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: u32,
+    /// Dynamic shared memory of a block in bytes.
+    pub shared_bytes: u32,
+    /// All blocks run at once and may wait for each other.
+    pub cooperative: bool,
+    /// In the order of the kernel's parameters.
+    pub arguments: Vec<Argument>,
+}
+
+/// Launches recorded once and replayed in order. What changes from replay to replay is read from device words.
+pub struct Graph {
+    device: Device,
+    launches: Vec<Launch>,
+}
+
+impl Device {
+    /// What this device is.
+    pub fn properties(&self) -> Properties {
+        match *self.0 {
+            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
+            Backend::Emulated(ref e) => e.properties(),
         }
+    }
+
+    /// Memory that nobody has written yet. `name` is what errors call it.
+    pub fn allocate(&self, name: &str, bytes: usize) -> Result<Buffer, DeviceError> {
+        self.buffer(name, bytes, None)
+    }
+
+    /// Memory with contents that never change, such as weights.
+    pub fn constant(&self, name: &str, contents: &[u8]) -> Result<Buffer, DeviceError> {
+        self.buffer(name, contents.len(), Some(contents))
+    }
+
+    fn buffer(&self, name: &str, bytes: usize, contents: Option<&[u8]>) -> Result<Buffer, DeviceError> {
+        let address = match *self.0 {
+            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
+            Backend::Emulated(ref e) => e.allocate(name, bytes, contents),
+        };
+        let address = address.ok_or_else(|| DeviceError::Memory { name: name.into(), bytes })?;
+        let constant = contents.is_some();
+        Ok(Buffer(Arc::new(Allocation { device: self.clone(), name: name.into(), address, bytes, constant })))
+    }
+
+    /// Runs one kernel and waits for it.
+    ///
+    /// # Safety
+    /// The arguments are what the kernel's parameters are, in type and order, and every access that the kernel makes with them lies inside
+    /// the buffers. Typed launches establish that from shapes; on a checked emulated device a mistake is an error all the same.
+    pub unsafe fn launch(&self, launch: &Launch) -> Result<(), DeviceError> {
+        let refuse = |reason: String| Err(DeviceError::Launch { launch: launch.describe(), reason });
+        let blocks: u64 = launch.grid.iter().map(|&n| u64::from(n)).product();
+        if blocks == 0 || blocks > u64::from(u32::MAX) || launch.block == 0 {
+            return refuse("a grid or a block without threads, or with too many".into());
+        }
+        if launch.shared_bytes > self.properties().shared_bytes {
+            return refuse(format!("a block has at most {} bytes of shared memory", self.properties().shared_bytes));
+        }
+        for argument in &launch.arguments {
+            if let Argument::Pointer(buffer, offset) = argument {
+                if !Arc::ptr_eq(&buffer.0.device.0, &self.0) {
+                    return refuse(format!("buffer {} belongs to another device", buffer.name()));
+                }
+                if *offset > buffer.bytes() {
+                    return refuse(format!("offset {offset} is past the end of buffer {}", buffer.name()));
+                }
+            }
+        }
+        match *self.0 {
+            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
+            // SAFETY: the caller vouches for the arguments; the buffers are alive, since the launch owns references to them.
+            Backend::Emulated(ref e) => unsafe { e.launch(launch) },
+        }
+    }
+
+    /// Records launches, to be replayed in this order.
+    ///
+    /// # Safety
+    /// As for [`Device::launch`], for every launch and every replay.
+    pub unsafe fn record(&self, launches: Vec<Launch>) -> Graph {
+        Graph { device: self.clone(), launches }
+    }
+}
+
+impl Buffer {
+    /// What errors call it.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// This buffer from byte `offset` on, as an argument.
+    pub fn at(&self, offset: usize) -> Argument {
+        Argument::Pointer(self.clone(), offset)
+    }
+
+    fn check(&self, offset: usize, bytes: usize, verb: &'static str) -> Result<(), DeviceError> {
+        let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.0.bytes);
+        if fits && !(self.0.constant && verb == "written") {
+            return Ok(());
+        }
+        let Allocation { name, bytes: size, constant, .. } = &*self.0;
+        Err(DeviceError::Range { name: name.clone(), size: *size, constant: *constant, offset, bytes, verb })
+    }
+
+    /// Copies bytes to the device.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
+        self.check(offset, from.len(), "written")?;
+        match *self.0.device.0 {
+            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
+            Backend::Emulated(ref e) => e.write(self.0.address + offset as u64, from),
+        }
+        Ok(())
+    }
+
+    /// Sets every byte.
+    pub fn fill(&self, byte: u8) -> Result<(), DeviceError> {
+        self.check(0, self.0.bytes, "written")?;
+        match *self.0.device.0 {
+            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
+            Backend::Emulated(ref e) => e.fill(self.0.address, byte, self.0.bytes),
+        }
+        Ok(())
+    }
+
+    /// Copies bytes from the device.
+    pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), DeviceError> {
+        self.check(offset, to.len(), "read")?;
+        match *self.0.device.0 {
+            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
+            Backend::Emulated(ref e) => e.read(self.0.address + offset as u64, to),
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        match *self.device.0 {
+            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
+            Backend::Emulated(ref e) => e.release(self.address),
+        }
+    }
+}
+
+impl Launch {
+    fn describe(&self) -> String {
+        let [x, y, z] = self.grid;
+        format!("{}<<<({x}, {y}, {z}), {}, {} bytes shared>>>", self.kernel, self.block, self.shared_bytes)
+    }
+}
+
+impl Graph {
+    /// How many launches one replay is.
+    pub fn launches(&self) -> usize {
+        self.launches.len()
+    }
+
+    /// Runs the launches in order and waits for the last.
+    pub fn replay(&self) -> Result<(), DeviceError> {
+        // SAFETY: vouched for when they were recorded.
+        self.launches.iter().try_for_each(|launch| unsafe { self.device.launch(launch) })
     }
 }
