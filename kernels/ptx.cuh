@@ -1,6 +1,6 @@
-// Every instruction that CUDA C++ cannot say, under one set of names: the only file with inline PTX. The emulator implements the same
-// names in emulator/wrappers.hpp, so that kernels are compiled unchanged for both. Kernels use these names and plain C++ only; no
-// CUDA header is included.
+// Every instruction that CUDA C++ cannot say, under one set of names: the only file with inline PTX. The emulator
+// implements the same names in emulator/wrappers.hpp, so that kernels are compiled unchanged for both. Kernels use
+// these names and plain C++ only; no CUDA header is included.
 //
 // 16-bit floats travel as the bits of pairs in uint32_t, the lower half first.
 #pragma once
@@ -21,7 +21,7 @@ typedef unsigned long long uint64_t;
 // A kernel and the most threads that a block of it has.
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
 // The block's dynamic shared memory, the only shared memory there is, as T*.
-#define DYN_SMEM(T, name)                                   \
+#define DYN_SMEM(T, name)                                      \
     extern __shared__ __align__(128) unsigned char dyn_smem[]; \
     T* name = reinterpret_cast<T*>(dyn_smem)
 // The list at the end of a .cu is for the emulator.
@@ -172,24 +172,27 @@ DEVICE void ldmatrix_x2(uint32_t (&r)[2], const void* row) {
                  : "r"(shared_address(row))
                  : "memory");
 }
-// d[16, 8] += a[16, 16] b[16, 8]. With g = lane / 4 and t = lane % 4: a holds rows g and g + 8 at columns 2t and 2t + 8, b column g
-// at rows 2t and 2t + 8, d rows g and g + 8 at columns 2t.
+// d[16, 8] += a[16, 16] b[16, 8]. With g = lane / 4 and t = lane % 4: a holds rows g and g + 8 at columns 2t and 2t +
+// 8, b column g at rows 2t and 2t + 8, d rows g and g + 8 at columns 2t.
 DEVICE void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 DEVICE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+        "%2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 // d[16, 8] += a[16, 32] b[32, 8] in integers: columns 4t and 4t + 16 of a, rows likewise of b.
 DEVICE void mma_s8(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     asm volatile(
-        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }

@@ -1,4 +1,5 @@
-// What Rust calls. Every function takes a device and is called by one thread at a time; a launch runs on the calling thread.
+// What Rust calls. Every function takes a device and is called by one thread at a time; a launch runs on the calling
+// thread.
 
 #include <cstring>
 #include <string>
@@ -33,7 +34,15 @@ struct EmulatorLaunch {
 };
 
 // Mirrored by crates/kernels/src/emulator.rs.
-enum Outcome : int { Ok = 0, NoSuchKernel = 1, WrongArguments = 2, TooManyThreads = 3, OutOfMemory = 4, Found = 5, Aborted = 6 };
+enum Outcome : int {
+    Ok = 0,
+    NoSuchKernel = 1,
+    WrongArguments = 2,
+    TooManyThreads = 3,
+    OutOfMemory = 4,
+    Found = 5,
+    Aborted = 6
+};
 
 static const Kernel* find(const char* name, bool checked) {
     static const std::vector<Family> all[2] = {families(false), families(true)};
@@ -56,13 +65,17 @@ EmulatorDevice* emulator_new() {
     return nullptr;
 }
 
-void emulator_free(EmulatorDevice* device) { delete device; }
+void emulator_free(EmulatorDevice* device) {
+    delete device;
+}
 
 char* emulator_allocate(EmulatorDevice* device, size_t bytes, const char* name, const void* constant) {
     return device->memory.allocate(bytes, name, constant);
 }
 
-int emulator_release(EmulatorDevice* device, char* data) { return device->memory.release(data); }
+int emulator_release(EmulatorDevice* device, char* data) {
+    return device->memory.release(data);
+}
 
 // `at` is inside of a buffer: false where [at, at + bytes) is not, or where the buffer is constant.
 int emulator_write(EmulatorDevice* device, char* at, const void* from, size_t bytes) {
@@ -117,8 +130,8 @@ int emulator_launch(EmulatorDevice* device, const EmulatorLaunch* l, Counts* cou
     options.seed = l->seed;
     options.abort_after = l->abort_after;
     Launch launch(device->memory, device->report, *kernel, options, device->last_tick);
-    const bool room = launch.run({l->grid[0], l->grid[1], l->grid[2]}, {l->block[0], l->block[1], l->block[2]}, l->shared_bytes,
-                                 const_cast<void* const*>(l->arguments));
+    const bool room = launch.run({l->grid[0], l->grid[1], l->grid[2]}, {l->block[0], l->block[1], l->block[2]},
+                                 l->shared_bytes, const_cast<void* const*>(l->arguments));
     device->last_tick = launch.last_tick();
     *counts = launch.counts;
     if (!room) return OutOfMemory;

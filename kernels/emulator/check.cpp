@@ -19,13 +19,15 @@ static std::string place_in(const char* name, size_t offset) {
     return std::string(name) + " + " + std::to_string(offset);
 }
 
-void Launch::check(Fiber& f, Cell& cell, bool write, bool strong, Cache cache, uint32_t site, const char* name, size_t offset, bool global) {
+void Launch::check(Fiber& f, Cell& cell, bool write, bool strong, Cache cache, uint32_t site, const char* name,
+                   size_t offset, bool global) {
     const auto report = [&](const char* kind, const Access& other, const char* did) {
         char by[96];
         snprintf(by, sizeof by, ", %s by block %u thread %u", did, other.block, other.thread);
         finding(&f, {kind, "", site, other.site, place_in(name, offset) + by, ""});
     };
-    if (cell.in_flight) return report("COPY-IN-FLIGHT", cell.write, "which a cp.async that nobody waited for writes, issued");
+    if (cell.in_flight)
+        return report("COPY-IN-FLIGHT", cell.write, "which a cp.async that nobody waited for writes, issued");
     const Access me{f.tick, f.owner->number, f.flat, strong, site};
     if (!(strong && cell.write.strong) && !before(cell.write, f))
         report(write ? "RACE(write-write)" : "RACE(read-after-write)", cell.write, "written");
@@ -42,20 +44,28 @@ void Launch::check(Fiber& f, Cell& cell, bool write, bool strong, Cache cache, u
         cell.defined = true;  // once is enough
     }
     if (global && cache == Cache::Plain && !strong && cell.write.tick > first_tick_ && cell.write.block != me.block)
-        report("STALE-READ", cell.write, "through L1, which does not see what was written in this launch; use ld_cg, ld_acquire or cp.async. Written");
+        report("STALE-READ", cell.write,
+               "through L1, which does not see what was written in this launch; use ld_cg, ld_acquire or cp.async. "
+               "Written");
     // Of the readers since the last write, two that a writer may race with; of different warps where there are such.
     Access* const r = cell.read;
-    if (r[0].tick > first_tick_ && r[0].same_thread(me)) r[0] = me;
-    else if (r[1].tick > first_tick_ && r[1].same_thread(me)) r[1] = me;
-    else if (before(r[0], f)) r[0] = me;
-    else if (before(r[1], f)) r[1] = me;
-    else r[r[0].block == me.block && r[0].thread / 32 == me.thread / 32 ? 0 : 1] = me;
+    if (r[0].tick > first_tick_ && r[0].same_thread(me))
+        r[0] = me;
+    else if (r[1].tick > first_tick_ && r[1].same_thread(me))
+        r[1] = me;
+    else if (before(r[0], f))
+        r[0] = me;
+    else if (before(r[1], f))
+        r[1] = me;
+    else
+        r[r[0].block == me.block && r[0].thread / 32 == me.thread / 32 ? 0 : 1] = me;
 }
 
 void Launch::access(Fiber& f, const void* address, size_t bytes, bool write, bool strong, Cache cache, uint32_t site) {
     const size_t o = memory_.offset(address);
     const auto lost = [&](const char* kind, const std::string& what) {
-        finding(&f, {kind, "", site, 0, std::string(write ? "write" : "read") + " of " + std::to_string(bytes) + " bytes at " + what, ""});
+        finding(&f, {kind, "", site, 0,
+                     std::string(write ? "write" : "read") + " of " + std::to_string(bytes) + " bytes at " + what, ""});
         abort(f);
     };
     if (o >= Memory::ALL) {
@@ -66,21 +76,27 @@ void Launch::access(Fiber& f, const void* address, size_t bytes, bool write, boo
     if (o >= Memory::GLOBAL + Memory::SHARED) return;  // the thread's own stack
     counts.operations++;
     if (bytes <= 16 && (bytes & (bytes - 1)) == 0 && o & (bytes - 1)) {
-        finding(&f, {"MISALIGNED", "", site, 0, "access of " + std::to_string(bytes) + " bytes at an address that is no multiple of that", ""});
+        finding(&f, {"MISALIGNED", "", site, 0,
+                     "access of " + std::to_string(bytes) + " bytes at an address that is no multiple of that", ""});
     }
     Block& block = *f.owner;
     if (o >= Memory::GLOBAL) {
         const size_t at = size_t(static_cast<const char*>(address) - block.shared);
         if (at + bytes > shared_bytes_ || at > shared_bytes_)
-            lost("OUT-OF-BOUNDS", "shared memory + " + std::to_string(long(at)) + ", of which the block has " + std::to_string(shared_bytes_));
-        block.shadow.visit(at, bytes, write, [&](Cell& c, size_t byte) { check(f, c, write, strong, cache, site, "shared memory", byte, false); });
+            lost("OUT-OF-BOUNDS", "shared memory + " + std::to_string(long(at)) + ", of which the block has " +
+                                      std::to_string(shared_bytes_));
+        block.shadow.visit(at, bytes, write, [&](Cell& c, size_t byte) {
+            check(f, c, write, strong, cache, site, "shared memory", byte, false);
+        });
         return;
     }
     Buffer* buffer = memory_.find(address);
     if (!buffer || size_t(static_cast<const char*>(address) - buffer->data) + bytes > buffer->bytes) {
         const Buffer* near = buffer ? buffer : memory_.nearest(address);
-        lost("OUT-OF-BOUNDS", near ? place_in(near->name.c_str(), size_t(static_cast<const char*>(address) - near->data)) + ", which has " + std::to_string(near->bytes)
-                                   : "no buffer");
+        lost("OUT-OF-BOUNDS",
+             near ? place_in(near->name.c_str(), size_t(static_cast<const char*>(address) - near->data)) +
+                        ", which has " + std::to_string(near->bytes)
+                  : "no buffer");
     }
     const size_t at = size_t(static_cast<const char*>(address) - buffer->data);
     Traffic& traffic = buffer->traffic;
@@ -91,15 +107,19 @@ void Launch::access(Fiber& f, const void* address, size_t bytes, bool write, boo
     }
     // The constant cache is filled and dropped at times that nobody knows: the whole buffer must not change.
     if (!write && cache == Cache::Constant) {
-        if (traffic.written) finding(&f, {"STALE-READ", "", site, 0, "ld_nc of " + buffer->name + ", which this launch writes", ""});
+        if (traffic.written)
+            finding(&f, {"STALE-READ", "", site, 0, "ld_nc of " + buffer->name + ", which this launch writes", ""});
         traffic.read_as_constant = true;
     }
     if (write && traffic.read_as_constant)
         finding(&f, {"STALE-READ", "", site, 0, "write to " + buffer->name + ", which this launch reads by ld_nc", ""});
-    buffer->shadow.visit(at, bytes, write, [&](Cell& c, size_t byte) { check(f, c, write, strong, cache, site, buffer->name.c_str(), byte, true); });
+    buffer->shadow.visit(at, bytes, write, [&](Cell& c, size_t byte) {
+        check(f, c, write, strong, cache, site, buffer->name.c_str(), byte, true);
+    });
 }
 
-// What a relaxed store to a word makes visible: what the thread had done at its last fence, on top of what the word carried.
+// What a relaxed store to a word makes visible: what the thread had done at its last fence, on top of what the word
+// carried.
 void Launch::publish(Fiber& f, const void* address) {
     if (f.fenced) {
         Blocks& word = published_[address];
@@ -163,7 +183,8 @@ void store_release(uint32_t* to, uint32_t value) {
     *to = value;
 }
 
-uint64_t combine(void* at, unsigned bytes, Combine how, uint64_t value, uint64_t expected, bool acquire_release, bool is_signed) {
+uint64_t combine(void* at, unsigned bytes, Combine how, uint64_t value, uint64_t expected, bool acquire_release,
+                 bool is_signed) {
     Fiber& f = fiber();
     running->progressed();
     if (running->checked()) {
@@ -180,13 +201,27 @@ uint64_t combine(void* at, unsigned bytes, Combine how, uint64_t value, uint64_t
     const bool less = is_signed ? int64_t(value) < int64_t(before) : value < before;
     uint64_t after = before;
     switch (how) {
-        case Combine::Add: after = before + value; break;
-        case Combine::Max: after = less ? before : value; break;
-        case Combine::Min: after = less ? value : before; break;
-        case Combine::Exchange: after = value; break;
-        case Combine::Or: after = before | value; break;
-        case Combine::And: after = before & value; break;
-        case Combine::Swap: after = before == expected ? value : before; break;
+        case Combine::Add:
+            after = before + value;
+            break;
+        case Combine::Max:
+            after = less ? before : value;
+            break;
+        case Combine::Min:
+            after = less ? value : before;
+            break;
+        case Combine::Exchange:
+            after = value;
+            break;
+        case Combine::Or:
+            after = before | value;
+            break;
+        case Combine::And:
+            after = before & value;
+            break;
+        case Combine::Swap:
+            after = before == expected ? value : before;
+            break;
     }
     memcpy(at, &after, bytes);
     return before;
@@ -197,12 +232,16 @@ uint64_t combine(void* at, unsigned bytes, Combine how, uint64_t value, uint64_t
 void Launch::copy(Fiber& f, Copy copy) {
     counts.operations++;
     if (reinterpret_cast<uintptr_t>(copy.to) % 16 || reinterpret_cast<uintptr_t>(copy.from) % 16) {
-        finding(&f, {"MISALIGNED", "", copy.site, 0, "cp.async of 16 bytes between addresses that are no multiples of 16", ""});
+        finding(&f, {"MISALIGNED", "", copy.site, 0,
+                     "cp.async of 16 bytes between addresses that are no multiples of 16", ""});
         abort(f);
     }
     const size_t at = size_t(copy.to - f.owner->shared);
     if (at > shared_bytes_ || at + 16 > shared_bytes_) {
-        finding(&f, {"OUT-OF-BOUNDS", "", copy.site, 0, "cp.async to shared memory + " + std::to_string(long(at)) + ", of which the block has " + std::to_string(shared_bytes_), ""});
+        finding(&f, {"OUT-OF-BOUNDS", "", copy.site, 0,
+                     "cp.async to shared memory + " + std::to_string(long(at)) + ", of which the block has " +
+                         std::to_string(shared_bytes_),
+                     ""});
         abort(f);
     }
     if (options_.checked) {
@@ -238,7 +277,8 @@ void Launch::copy_wait(Fiber& f, unsigned pending) {
 
 void copy(void* shared, const void* global, unsigned, unsigned valid) {
     Fiber& f = fiber();
-    running->copy(f, {static_cast<char*>(shared), static_cast<const char*>(global), valid, f.group, site_of(__builtin_return_address(0))});
+    running->copy(f, {static_cast<char*>(shared), static_cast<const char*>(global), valid, f.group,
+                      site_of(__builtin_return_address(0))});
 }
 
 void copy_commit() {
@@ -251,8 +291,9 @@ void copy_wait(unsigned pending) {
 
 }  // namespace emulator
 
-// The compiler instruments checked kernels as for a race detector (-fsanitize=thread) and for misaligned addresses, array bounds and
-// shifts (-fsanitize=alignment,bounds,shift). Its calls land here; no sanitizer's own library is linked.
+// The compiler instruments checked kernels as for a race detector (-fsanitize=thread) and for misaligned addresses,
+// array bounds and shifts (-fsanitize=alignment,bounds,shift). Its calls land here; no sanitizer's own library is
+// linked.
 
 using emulator::Cache;
 using emulator::running;
@@ -268,7 +309,8 @@ static inline void hook(const void* address, size_t bytes, bool write, const voi
     if (a >= reinterpret_cast<uintptr_t>(&start_of_program) && a < reinterpret_cast<uintptr_t>(&end_of_program)) {
         if (write) {
             Fiber& f = fiber();
-            running->finding(&f, {"WILD-POINTER", "", site_of(return_address), 0, "write to a variable of the program: kernels have none", ""});
+            running->finding(&f, {"WILD-POINTER", "", site_of(return_address), 0,
+                                  "write to a variable of the program: kernels have none", ""});
             running->abort(f);
         }
         return;
@@ -280,18 +322,30 @@ static inline void hook(const void* address, size_t bytes, bool write, const voi
 }
 
 #define HERE __builtin_return_address(0)
-#define HOOKS(BYTES)                                                                            \
-    extern "C" void __tsan_read##BYTES(void* p) { hook(p, BYTES, false, HERE); }                \
-    extern "C" void __tsan_write##BYTES(void* p) { hook(p, BYTES, true, HERE); }                \
-    extern "C" void __tsan_unaligned_read##BYTES(void* p) { hook(p, BYTES, false, HERE); }      \
-    extern "C" void __tsan_unaligned_write##BYTES(void* p) { hook(p, BYTES, true, HERE); }
+#define HOOKS(BYTES)                                         \
+    extern "C" void __tsan_read##BYTES(void* p) {            \
+        hook(p, BYTES, false, HERE);                         \
+    }                                                        \
+    extern "C" void __tsan_write##BYTES(void* p) {           \
+        hook(p, BYTES, true, HERE);                          \
+    }                                                        \
+    extern "C" void __tsan_unaligned_read##BYTES(void* p) {  \
+        hook(p, BYTES, false, HERE);                         \
+    }                                                        \
+    extern "C" void __tsan_unaligned_write##BYTES(void* p) { \
+        hook(p, BYTES, true, HERE);                          \
+    }
 HOOKS(1)
 HOOKS(2)
 HOOKS(4)
 HOOKS(8)
 HOOKS(16)
-extern "C" void __tsan_read_range(void* p, size_t n) { hook(p, n, false, HERE); }
-extern "C" void __tsan_write_range(void* p, size_t n) { hook(p, n, true, HERE); }
+extern "C" void __tsan_read_range(void* p, size_t n) {
+    hook(p, n, false, HERE);
+}
+extern "C" void __tsan_write_range(void* p, size_t n) {
+    hook(p, n, true, HERE);
+}
 extern "C" void __tsan_init() {}
 extern "C" void __tsan_func_entry(void*) {}
 extern "C" void __tsan_func_exit() {}
@@ -324,8 +378,8 @@ struct TypeMismatch {
 };
 extern "C" void __ubsan_handle_type_mismatch_v1(TypeMismatch* data, uintptr_t pointer) {
     undefined("MISALIGNED", data->at,
-              "access at an address that is " + std::to_string(pointer % (uintptr_t(1) << data->log_alignment)) + " past a multiple of " +
-                  std::to_string(1u << data->log_alignment));
+              "access at an address that is " + std::to_string(pointer % (uintptr_t(1) << data->log_alignment)) +
+                  " past a multiple of " + std::to_string(1u << data->log_alignment));
 }
 extern "C" void __ubsan_handle_out_of_bounds(SourceLocation* at, uintptr_t index) {
     undefined("OUT-OF-BOUNDS", *at, "index " + std::to_string(long(index)) + " of an array in registers");

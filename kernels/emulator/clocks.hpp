@@ -1,5 +1,5 @@
-// Vector clocks. A thread knows, of every thread of the launch, up to which tick its accesses are ordered before now. Most threads
-// know the same, so what is known is kept in shared, never changed pieces: one a block.
+// Vector clocks. A thread knows, of every thread of the launch, up to which tick its accesses are ordered before now.
+// Most threads know the same, so what is known is kept in shared, never changed pieces: one a block.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace emulator {
 
-// Time of one thread: it advances whenever the thread publishes what it did. Ticks grow over all launches, so that an access of an
-// earlier launch is recognised by its tick alone.
+// Time of one thread: it advances whenever the thread publishes what it did. Ticks grow over all launches, so that an
+// access of an earlier launch is recognised by its tick alone.
 using Tick = uint32_t;
 
 // A counted pointer to an immutable value. Not atomic: a launch is one OS thread.

@@ -1,6 +1,6 @@
 // What a kernel source sees when it is compiled for the CPU: the CUDA words that it may use, mapped to the emulator.
-// Force-included before every .cu. Everything else that a kernel needs comes from ptx.cuh, which has one set of names and two
-// implementations: PTX for the GPU, wrappers.hpp for the emulator.
+// Force-included before every .cu. Everything else that a kernel needs comes from ptx.cuh, which has one set of names
+// and two implementations: PTX for the GPU, wrappers.hpp for the emulator.
 #pragma once
 
 #include <cmath>
@@ -15,18 +15,18 @@
 #define __forceinline__ inline __attribute__((always_inline, unused))
 
 // CUDA's vector types, with CUDA's alignment.
-#define EMULATOR_VECTOR(T, NAME)                   \
-    struct alignas(2 * sizeof(T)) NAME##2 {        \
-        T x, y;                                    \
-    };                                             \
-    struct alignas(4 * sizeof(T)) NAME##4 {        \
-        T x, y, z, w;                              \
-    };                                             \
-    inline NAME##2 make_##NAME##2(T x, T y) {      \
-        return {x, y};                             \
-    }                                              \
+#define EMULATOR_VECTOR(T, NAME)                        \
+    struct alignas(2 * sizeof(T)) NAME##2 {             \
+        T x, y;                                         \
+    };                                                  \
+    struct alignas(4 * sizeof(T)) NAME##4 {             \
+        T x, y, z, w;                                   \
+    };                                                  \
+    inline NAME##2 make_##NAME##2(T x, T y) {           \
+        return {x, y};                                  \
+    }                                                   \
     inline NAME##4 make_##NAME##4(T x, T y, T z, T w) { \
-        return {x, y, z, w};                       \
+        return {x, y, z, w};                            \
     }
 EMULATOR_VECTOR(int, int)
 EMULATOR_VECTOR(unsigned, uint)
@@ -85,8 +85,8 @@ struct Sizes {
 
 template <auto F, class... P>
 constexpr Kernel describe(const char* name, unsigned threads, void (*)(P...)) {
-    return {name, [](void* const* arguments) { call_with<F>(arguments, F, std::index_sequence_for<P...>()); }, Sizes<P...>::bytes,
-            uint32_t(sizeof...(P)), threads};
+    return {name, [](void* const* arguments) { call_with<F>(arguments, F, std::index_sequence_for<P...>()); },
+            Sizes<P...>::bytes, uint32_t(sizeof...(P)), threads};
 }
 
 }  // namespace emulator
@@ -97,14 +97,15 @@ constexpr Kernel describe(const char* name, unsigned threads, void (*)(P...)) {
 #define gridDim (emulator::current->grid)
 
 // A kernel and the most threads that a block of it has.
-#define KERNEL(name, threads)                                  \
+#define KERNEL(name, threads)                                    \
     static constexpr unsigned emulator_threads_##name = threads; \
     static void name
 // The block's dynamic shared memory, the only shared memory there is, as T*.
 #define DYN_SMEM(T, name) T* name = reinterpret_cast<T*>(emulator::current->shared)
-// The list at the end of a .cu: KERNELS(EXPORT(a), EXPORT(b)). EMULATOR_FAMILY is the name of this list, given by the build.
+// The list at the end of a .cu: KERNELS(EXPORT(a), EXPORT(b)). EMULATOR_FAMILY is the name of this list, given by the
+// build.
 #define EXPORT(name) emulator::describe<&name>(#name, emulator_threads_##name, &name)
-#define KERNELS(...)                                                             \
-    static const emulator::Kernel emulator_list[] = {__VA_ARGS__};               \
+#define KERNELS(...)                                                                         \
+    static const emulator::Kernel emulator_list[] = {__VA_ARGS__};                           \
     extern "C" __attribute__((visibility("hidden"))) const emulator::Family EMULATOR_FAMILY; \
     extern "C" const emulator::Family EMULATOR_FAMILY = {emulator_list, sizeof emulator_list / sizeof *emulator_list};

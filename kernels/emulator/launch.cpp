@@ -45,7 +45,12 @@ std::string describe(Place place) {
 }
 
 Launch::Launch(Memory& memory, Report& report, const Kernel& kernel, const Options& options, Tick first_tick)
-    : memory_(memory), report_(report), kernel_(kernel), options_(options), first_tick_(first_tick), last_tick_(first_tick) {
+    : memory_(memory),
+      report_(report),
+      kernel_(kernel),
+      options_(options),
+      first_tick_(first_tick),
+      last_tick_(first_tick) {
     random_ = options.seed * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du;
 }
 
@@ -136,7 +141,8 @@ void fiber_main() {
 
 void Launch::finish(Fiber& f) {
     if (!f.copies.empty())
-        finding(&f, {"COPY-NOT-WAITED", "", f.copies[0].site, 0, "the thread ends while its cp.async is on its way", ""});
+        finding(&f,
+                {"COPY-NOT-WAITED", "", f.copies[0].site, 0, "the thread ends while its cp.async is on its way", ""});
     Block& block = *f.owner;
     f.done = true;
     f.waits_for = nullptr;
@@ -145,7 +151,8 @@ void Launch::finish(Fiber& f) {
     progressed();
     // Threads that ended do not hold up the others' barrier, as on the GPU; it is a mistake all the same.
     Barrier& b = block.barriers[0];
-    if (!b.arrivals.empty() && !b.expected && b.arrivals.size() + block.exited == block.fibers.size()) release(block, b);
+    if (!b.arrivals.empty() && !b.expected && b.arrivals.size() + block.exited == block.fibers.size())
+        release(block, b);
     leave(f, next(), main_stack_pointer_);
     __builtin_unreachable();
 }
@@ -239,7 +246,8 @@ bool Launch::run(Index grid, Index block_size, uint32_t shared_bytes, void* cons
         }
         if (!room) break;
         drain();
-        const bool all_ended = std::all_of(resident_.begin(), resident_.end(), [](Block* b) { return b->exited == b->fibers.size(); });
+        const bool all_ended =
+            std::all_of(resident_.begin(), resident_.end(), [](Block* b) { return b->exited == b->fibers.size(); });
         if (!aborted_ && !all_ended) {
             report_deadlock("DEADLOCK");
             aborted_ = true;
@@ -261,11 +269,14 @@ void Launch::report_deadlock(const char* kind) {
         for (const Fiber* f : b->fibers)
             if (!f->done) {
                 if (!one || !one->waits_for) one = f;
-                waits[f->waits_for ? std::string(f->waits_for) + " at " + describe(f->waits_at) : "poll a word that does not change"]++;
+                waits[f->waits_for ? std::string(f->waits_for) + " at " + describe(f->waits_at)
+                                   : "poll a word that does not change"]++;
             }
     std::string what;
-    for (const auto& [where, threads] : waits) what += (what.empty() ? "" : "; ") + std::to_string(threads) + " threads wait for " + where;
-    if (!options_.cooperative && blocks_in_grid_ > 1) what += " (blocks run one after another: the launch is not cooperative)";
+    for (const auto& [where, threads] : waits)
+        what += (what.empty() ? "" : "; ") + std::to_string(threads) + " threads wait for " + where;
+    if (!options_.cooperative && blocks_in_grid_ > 1)
+        what += " (blocks run one after another: the launch is not cooperative)";
     finding(one, {kind, one && one->waits_for ? describe(one->waits_at) : "?", 0, 0, what, ""});
 }
 
@@ -288,7 +299,8 @@ void Launch::barrier(Fiber& f, int id, int count, bool wait_too, Place place) {
     Block& block = *f.owner;
     if (id < 0 || id > 15 || count < 0 || count % 32 || uint32_t(count) > block.fibers.size()) {
         finding(&f, {"BARRIER", describe(place), 0, 0,
-                     "barrier " + std::to_string(id) + " of " + std::to_string(count) + " threads: there are 16, for a multiple of 32 threads, at most the block's " +
+                     "barrier " + std::to_string(id) + " of " + std::to_string(count) +
+                         " threads: there are 16, for a multiple of 32 threads, at most the block's " +
                          std::to_string(block.fibers.size()),
                      ""});
         abort(f);
@@ -298,16 +310,20 @@ void Launch::barrier(Fiber& f, int id, int count, bool wait_too, Place place) {
         b.expected = uint32_t(count);
         b.place = place;
     } else if (b.expected != uint32_t(count)) {
-        finding(&f, {"BARRIER", describe(place), 0, 0, "threads meet at one barrier with different counts; others wait at " + describe(b.place), ""});
+        finding(&f, {"BARRIER", describe(place), 0, 0,
+                     "threads meet at one barrier with different counts; others wait at " + describe(b.place), ""});
         abort(f);
     } else if (!count && (b.place.line != place.line || b.place.file != place.file)) {
-        finding(&f, {"DIVERGENT-BARRIER", describe(place), 0, 0, "threads of one block meet at different barriers; others wait at " + describe(b.place), ""});
+        finding(&f, {"DIVERGENT-BARRIER", describe(place), 0, 0,
+                     "threads of one block meet at different barriers; others wait at " + describe(b.place), ""});
     }
     b.arrivals.push_back({&f, wait_too, f.tick, f.known});
     if (!wait_too) f.tick++;
     const size_t need = b.expected ? b.expected : block.fibers.size() - block.exited;
-    if (b.arrivals.size() >= need) release(block, b);
-    else if (wait_too) wait(f, "a barrier", place);
+    if (b.arrivals.size() >= need)
+        release(block, b);
+    else if (wait_too)
+        wait(f, "a barrier", place);
 }
 
 // Lets everyone go; the last to arrive, if it waits, is the running fiber and just goes on.

@@ -16,9 +16,9 @@ namespace emulator {
 
 struct Options {
     bool checked = false;
-    bool cooperative = false;   // all blocks resident
-    uint64_t seed = 0;          // 0: threads and blocks in order, no preemption
-    uint64_t abort_after = 0;   // ends the launch at this memory access, as a fault would; 0: never
+    bool cooperative = false;  // all blocks resident
+    uint64_t seed = 0;         // 0: threads and blocks in order, no preemption
+    uint64_t abort_after = 0;  // ends the launch at this memory access, as a fault would; 0: never
 };
 
 // What a launch did. Barriers count once a block, matrix products once a warp.
@@ -144,8 +144,8 @@ private:
     void release(Block& block, Barrier& b);
     void report_deadlock(const char* kind);
     bool before(const Access& a, const Fiber& f) const;
-    void check(Fiber& f, Cell& cell, bool write, bool strong, Cache cache, uint32_t site, const char* name, size_t offset,
-               bool global);
+    void check(Fiber& f, Cell& cell, bool write, bool strong, Cache cache, uint32_t site, const char* name,
+               size_t offset, bool global);
     uint64_t random();
     void forget(Block& block);
 
@@ -191,20 +191,25 @@ void Launch::meet(Fiber& f, uint32_t mask, Operation operation, void* argument, 
     }
     Meeting *meeting = nullptr, *vacant = nullptr;
     for (Meeting& m : warp.meetings) {
-        if (!m.arrived) vacant = vacant ? vacant : &m;
-        else if (m.mask == mask) meeting = &m;
+        if (!m.arrived)
+            vacant = vacant ? vacant : &m;
+        else if (m.mask == mask)
+            meeting = &m;
     }
     if (!meeting) {
         meeting = vacant;
         if (!meeting) {
-            finding(&f, {"WARP-MASK", describe(place), 0, 0, "lanes of one warp wait with more different masks than the emulator keeps", ""});
+            finding(&f, {"WARP-MASK", describe(place), 0, 0,
+                         "lanes of one warp wait with more different masks than the emulator keeps", ""});
             abort(f);
         }
         meeting->mask = mask;
         meeting->operation = operation;
         meeting->place = place;
-    } else if (meeting->operation != operation || meeting->place.line != place.line || meeting->place.file != place.file) {
-        finding(&f, {"WARP-DIVERGENCE", describe(place), 0, 0, "lanes of one mask meet at different operations; others wait at " + describe(meeting->place), ""});
+    } else if (meeting->operation != operation || meeting->place.line != place.line ||
+               meeting->place.file != place.file) {
+        finding(&f, {"WARP-DIVERGENCE", describe(place), 0, 0,
+                     "lanes of one mask meet at different operations; others wait at " + describe(meeting->place), ""});
         abort(f);
     }
     meeting->arguments[f.lane] = argument;

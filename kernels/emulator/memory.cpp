@@ -82,7 +82,8 @@ char* Memory::stack(size_t i) {
     if ((i + 1) * STACK > STACKS) return nullptr;
     // The lowest page stays closed: an overflow faults instead of reaching the next stack.
     for (; stacks_ <= i; stacks_++)
-        if (mprotect(base_ + GLOBAL + SHARED + stacks_ * STACK + PAGE, STACK - PAGE, PROT_READ | PROT_WRITE)) return nullptr;
+        if (mprotect(base_ + GLOBAL + SHARED + stacks_ * STACK + PAGE, STACK - PAGE, PROT_READ | PROT_WRITE))
+            return nullptr;
     return base_ + GLOBAL + SHARED + i * STACK;
 }
 

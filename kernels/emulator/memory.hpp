@@ -1,4 +1,5 @@
-// Device memory: one reserved range of addresses, so that an address alone says whether it is a buffer, shared memory or a stack.
+// Device memory: one reserved range of addresses, so that an address alone says whether it is a buffer, shared memory
+// or a stack.
 #pragma once
 
 #include <cstdint>

@@ -19,7 +19,8 @@ void Report::add(Finding finding) {
     count_++;
     if (findings_.size() >= MOST) return;
     for (const Finding& f : findings_)
-        if (f.kind == finding.kind && f.where == finding.where && f.site == finding.site && f.other == finding.other) return;
+        if (f.kind == finding.kind && f.where == finding.where && f.site == finding.site && f.other == finding.other)
+            return;
     findings_.push_back(std::move(finding));
 }
 
@@ -55,7 +56,8 @@ static std::map<uint32_t, std::string> lines_of(const std::set<uint32_t>& sites)
             if (!first && ++site == sites.end()) break;
             first = false;
             shown = 0;
-        } else if (text.rfind("wrappers.hpp", 0) != 0 && text.rfind("language.hpp", 0) != 0 && text[0] != '?' && shown < 2) {
+        } else if (text.rfind("wrappers.hpp", 0) != 0 && text.rfind("language.hpp", 0) != 0 && text[0] != '?' &&
+                   shown < 2) {
             if (auto note = text.find(" (discriminator"); note != std::string::npos) text.resize(note);
             lines[*site] += (shown++ ? " in " : "") + text;
         }

@@ -16,7 +16,7 @@ struct Finding {
     uint32_t site = 0;   // else
     uint32_t other = 0;  // the access that it collides with
     std::string what;
-    std::string who;     // kernel, block, thread
+    std::string who;  // kernel, block, thread
 };
 
 class Report {

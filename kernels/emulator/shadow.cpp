@@ -16,7 +16,8 @@ bool Shadow::resize(size_t bytes) {
     units_ = nullptr;
     count_ = (bytes + 15) / 16;
     if (!count_) return true;
-    void* at = mmap(nullptr, count_ * sizeof(Unit), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* at = mmap(nullptr, count_ * sizeof(Unit), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                    -1, 0);
     if (at == MAP_FAILED) {
         count_ = 0;
         return false;

@@ -1,4 +1,5 @@
-// The history of every byte: who wrote it last, who read it since, whether it was ever written, whether a copy is on its way to it.
+// The history of every byte: who wrote it last, who read it since, whether it was ever written, whether a copy is on
+// its way to it.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +22,8 @@ struct Access {
 
 struct Cell {
     Access write;
-    Access read[2];  // of different warps where there were such: a writer that races with all readers is not both of them
+    Access
+        read[2];  // of different warps where there were such: a writer that races with all readers is not both of them
     bool defined = false;
     bool in_flight = false;
 };
@@ -43,7 +45,8 @@ public:
         return *this;
     }
 
-    // Forgets everything and covers `bytes`. Pages that no access touches take no memory. False where there is none left.
+    // Forgets everything and covers `bytes`. Pages that no access touches take no memory. False where there is none
+    // left.
     bool resize(size_t bytes);
     // Forgets the first `bytes`.
     void clear(size_t bytes);
@@ -52,8 +55,8 @@ public:
     // Whether every byte was written by the host or by a kernel.
     bool defined(size_t begin, size_t bytes) const;
 
-    // Calls `visit(cell, byte)` for the histories of a range, once for a whole unit that shares one. `whole` says that the visit leaves
-    // the same history in every byte (a write), which joins a split unit again.
+    // Calls `visit(cell, byte)` for the histories of a range, once for a whole unit that shares one. `whole` says that
+    // the visit leaves the same history in every byte (a write), which joins a split unit again.
     template <class F>
     void visit(size_t begin, size_t bytes, bool whole, F&& visit) {
         while (bytes) {

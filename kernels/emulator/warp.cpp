@@ -40,7 +40,10 @@ void exchange(uint32_t mask, uint32_t* value, int from, Place place) {
         for (uint32_t left = m.mask; left; left &= left - 1) {
             Exchange& to = *static_cast<Exchange*>(m.arguments[__builtin_ctz(left)]);
             if (!(m.mask >> to.from & 1)) {
-                running->finding(&f, {"SHUFFLE-INACTIVE", describe(place), 0, 0, "lane " + std::to_string(__builtin_ctz(left)) + " asks lane " + std::to_string(to.from) + ", which is not in the mask", ""});
+                running->finding(&f, {"SHUFFLE-INACTIVE", describe(place), 0, 0,
+                                      "lane " + std::to_string(__builtin_ctz(left)) + " asks lane " +
+                                          std::to_string(to.from) + ", which is not in the mask",
+                                      ""});
                 to.result = 0xffffffff;
                 continue;
             }
@@ -56,7 +59,8 @@ uint32_t vote(uint32_t mask, bool predicate, Place place) {
         uint32_t yes = 0;
         for (uint32_t left = m.mask; left; left &= left - 1)
             if (static_cast<const Vote*>(m.arguments[__builtin_ctz(left)])->predicate) yes |= left & -left;
-        for (uint32_t left = m.mask; left; left &= left - 1) static_cast<Vote*>(m.arguments[__builtin_ctz(left)])->result = yes;
+        for (uint32_t left = m.mask; left; left &= left - 1)
+            static_cast<Vote*>(m.arguments[__builtin_ctz(left)])->result = yes;
     });
     return mine.result;
 }
@@ -74,14 +78,16 @@ void matrix_load(uint32_t* registers, const void* row, int count, bool transpose
                 const size_t at = size_t(static_cast<const char*>(from.row) - f.owner->shared);
                 if (running->checked()) running->access(owner, from.row, 16, false, false, Cache::L2, from.site);
                 if (at > Memory::SHARED_SLOT - 16) {
-                    running->finding(&owner, {"OUT-OF-BOUNDS", describe(place), 0, 0, "ldmatrix of an address outside of the block's shared memory", ""});
+                    running->finding(&owner, {"OUT-OF-BOUNDS", describe(place), 0, 0,
+                                              "ldmatrix of an address outside of the block's shared memory", ""});
                     running->abort(f);
                 }
                 memcpy(values[r], from.row, 16);
             }
             for (int lane = 0; lane < 32; lane++) {
                 const int g = lane / 4, t = lane % 4 * 2;
-                const uint16_t low = transposed ? values[t][g] : values[g][t], high = transposed ? values[t + 1][g] : values[g][t + 1];
+                const uint16_t low = transposed ? values[t][g] : values[g][t],
+                               high = transposed ? values[t + 1][g] : values[g][t + 1];
                 static_cast<const MatrixLoad*>(m.arguments[lane])->registers[matrix] = low | uint32_t(high) << 16;
             }
         }
@@ -94,8 +100,8 @@ static __m256 widen(const uint16_t* v, Operand operand) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
-// d += a b, k in ascending order, one rounding a step. The GPU's own order is not documented: bits agree between launches here, and
-// between launches there, not between the two.
+// d += a b, k in ascending order, one rounding a step. The GPU's own order is not documented: bits agree between
+// launches here, and between launches there, not between the two.
 void multiply(float* d, const uint32_t* a, const uint32_t* b, Operand operand, Place place) {
     Multiply mine{d, a, b};
     running->meet(fiber(), ~0u, Operation::Multiply, &mine, place, [&](Meeting& m) {
@@ -125,7 +131,8 @@ void multiply(float* d, const uint32_t* a, const uint32_t* b, Operand operand, P
         }
         // Four rows at a time, since one sum waits for itself.
         for (int r = 0; r < 16; r += 4) {
-            __m256 s0 = _mm256_load_ps(sums[r]), s1 = _mm256_load_ps(sums[r + 1]), s2 = _mm256_load_ps(sums[r + 2]), s3 = _mm256_load_ps(sums[r + 3]);
+            __m256 s0 = _mm256_load_ps(sums[r]), s1 = _mm256_load_ps(sums[r + 1]), s2 = _mm256_load_ps(sums[r + 2]),
+                   s3 = _mm256_load_ps(sums[r + 3]);
             for (int k = 0; k < 16; k++) {
                 s0 = _mm256_fmadd_ps(_mm256_broadcast_ss(&wide[r][k]), columns[k], s0);
                 s1 = _mm256_fmadd_ps(_mm256_broadcast_ss(&wide[r + 1][k]), columns[k], s1);

@@ -1,5 +1,5 @@
-// The names of ptx.cuh, emulated. Calls that meet other threads carry the line of the kernel source that they stand on, so that two
-// barriers on different lines stay different whatever the optimiser merges.
+// The names of ptx.cuh, emulated. Calls that meet other threads carry the line of the kernel source that they stand on,
+// so that two barriers on different lines stay different whatever the optimiser merges.
 #pragma once
 
 #include <immintrin.h>
@@ -15,9 +15,9 @@ struct Place {
 
 // How a load of global memory is cached: what decides whether it may see what another block wrote in the same launch.
 enum class Cache : int {
-    Plain,    // L1: may be stale
-    Constant, // .nc: the buffer must not be written in this launch at all
-    L2,       // .cg and cp.async.cg: coherent
+    Plain,     // L1: may be stale
+    Constant,  // .nc: the buffer must not be written in this launch at all
+    L2,        // .cg and cp.async.cg: coherent
 };
 
 enum class Combine : int { Add, Max, Min, Exchange, Or, And, Swap };
@@ -30,7 +30,8 @@ void yield();
 void load(void* to, const void* from, unsigned bytes, Cache cache);
 uint32_t load_acquire(const uint32_t* from);
 void store_release(uint32_t* to, uint32_t value);
-uint64_t combine(void* at, unsigned bytes, Combine how, uint64_t value, uint64_t expected, bool acquire_release, bool is_signed);
+uint64_t combine(void* at, unsigned bytes, Combine how, uint64_t value, uint64_t expected, bool acquire_release,
+                 bool is_signed);
 void copy(void* shared, const void* global, unsigned bytes, unsigned valid);
 void copy_commit();
 void copy_wait(unsigned pending);
@@ -116,7 +117,8 @@ DEVICE void st_release(uint32_t* p, uint32_t v) {
     template <class T>                                                                                              \
     DEVICE T NAME(T* p, T v) {                                                                                      \
         static_assert(std::is_integral_v<T>, "float atomics add in an order that nobody chose");                    \
-        return T(emulator::combine(p, sizeof(T), emulator::Combine::HOW, uint64_t(v), 0, ORDERED, std::is_signed_v<T>)); \
+        return T(                                                                                                   \
+            emulator::combine(p, sizeof(T), emulator::Combine::HOW, uint64_t(v), 0, ORDERED, std::is_signed_v<T>)); \
     }
 EMULATOR_ATOMIC(atomic_add, Add, false)
 EMULATOR_ATOMIC(atomic_max, Max, false)

@@ -4,12 +4,14 @@
 //! | module | concept |
 //! |---|---|
 //! | [`probe`] | what GPU and driver this machine has |
+//! | `cuda` | the NVIDIA driver |
 //! | `emulated` | the same sources, run on the CPU (feature `emulator`, x86-64) |
 //!
 //! A [`Launch`] owns references to the buffers that it names, so a recorded [`Graph`] can never outlive them.
 
 use std::sync::Arc;
 
+mod cuda;
 #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
 mod emulated;
 mod probe;
@@ -51,6 +53,14 @@ pub enum DeviceError {
         /// `read` or `written`.
         verb: &'static str,
     },
+    /// A copy that the driver refused.
+    #[error("copying to or from buffer {name}: {reason}")]
+    Copy {
+        /// The buffer.
+        name: String,
+        /// What the driver said.
+        reason: String,
+    },
     /// A launch that the device cannot take.
     #[error("{launch}: {reason}")]
     Launch {
@@ -84,11 +94,34 @@ pub struct Properties {
 
 /// A device. Cheap to clone.
 #[derive(Clone)]
-pub struct Device(Arc<Backend>);
+pub struct Device(Arc<dyn Driver>);
 
-enum Backend {
+/// What a kind of device does. Ranges are checked before they get here.
+trait Driver: Send + Sync {
+    fn properties(&self) -> Properties;
+    /// Address of new memory; `contents`, where there are any, are all of it and final. `None` where there is no more.
+    fn allocate(&self, name: &str, bytes: usize, contents: Option<&[u8]>) -> Option<u64>;
+    fn release(&self, address: u64);
+    fn write(&self, address: u64, from: &[u8]) -> Result<(), String>;
+    fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<(), String>;
+    fn read(&self, address: u64, to: &mut [u8]) -> Result<(), String>;
+    /// # Safety
+    /// As for [`Device::launch`].
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), DeviceError>;
+    /// The device's own form of the launches; `None` where replaying is launching them.
+    ///
+    /// # Safety
+    /// As for [`Device::launch`], for every replay.
+    unsafe fn record(&self, launches: &[Launch]) -> Result<Option<Box<dyn Replay>>, DeviceError>;
     #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
-    Emulated(emulated::Emulated),
+    fn as_emulated(&self) -> Option<&emulated::Emulated> {
+        None
+    }
+}
+
+/// A graph in a device's own form.
+trait Replay: Send {
+    fn replay(&self) -> Result<(), String>;
 }
 
 /// Memory of a device. Cheap to clone: all clones are the same memory, freed with the last one.
@@ -137,6 +170,8 @@ pub struct Launch {
 
 /// Launches recorded once and replayed in order. What changes from replay to replay is read from device words.
 pub struct Graph {
+    // Before the launches, and so dropped before the buffers that they own.
+    recorded: Option<Box<dyn Replay>>,
     device: Device,
     launches: Vec<Launch>,
 }
@@ -144,10 +179,7 @@ pub struct Graph {
 impl Device {
     /// What this device is.
     pub fn properties(&self) -> Properties {
-        match *self.0 {
-            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
-            Backend::Emulated(ref e) => e.properties(),
-        }
+        self.0.properties()
     }
 
     /// Memory that nobody has written yet. `name` is what errors call it.
@@ -161,10 +193,7 @@ impl Device {
     }
 
     fn buffer(&self, name: &str, bytes: usize, contents: Option<&[u8]>) -> Result<Buffer, DeviceError> {
-        let address = match *self.0 {
-            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
-            Backend::Emulated(ref e) => e.allocate(name, bytes, contents),
-        };
+        let address = self.0.allocate(name, bytes, contents);
         let address = address.ok_or_else(|| DeviceError::Memory { name: name.into(), bytes })?;
         let constant = contents.is_some();
         Ok(Buffer(Arc::new(Allocation { device: self.clone(), name: name.into(), address, bytes, constant })))
@@ -176,6 +205,13 @@ impl Device {
     /// The arguments are what the kernel's parameters are, in type and order, and every access that the kernel makes with them lies inside
     /// the buffers. Typed launches establish that from shapes; on a checked emulated device a mistake is an error all the same.
     pub unsafe fn launch(&self, launch: &Launch) -> Result<(), DeviceError> {
+        self.check(launch)?;
+        // SAFETY: the caller vouches for the arguments; the buffers are alive, since the launch owns references to them.
+        unsafe { self.0.launch(launch) }
+    }
+
+    /// What can be known of a launch before it runs.
+    fn check(&self, launch: &Launch) -> Result<(), DeviceError> {
         let refuse = |reason: String| Err(DeviceError::Launch { launch: launch.describe(), reason });
         let blocks: u64 = launch.grid.iter().map(|&n| u64::from(n)).product();
         if blocks == 0 || blocks > u64::from(u32::MAX) || launch.block == 0 {
@@ -186,7 +222,7 @@ impl Device {
         }
         for argument in &launch.arguments {
             if let Argument::Pointer(buffer, offset) = argument {
-                if !Arc::ptr_eq(&buffer.0.device.0, &self.0) {
+                if !std::ptr::addr_eq(Arc::as_ptr(&buffer.0.device.0), Arc::as_ptr(&self.0)) {
                     return refuse(format!("buffer {} belongs to another device", buffer.name()));
                 }
                 if *offset > buffer.bytes() {
@@ -194,19 +230,18 @@ impl Device {
                 }
             }
         }
-        match *self.0 {
-            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
-            // SAFETY: the caller vouches for the arguments; the buffers are alive, since the launch owns references to them.
-            Backend::Emulated(ref e) => unsafe { e.launch(launch) },
-        }
+        Ok(())
     }
 
     /// Records launches, to be replayed in this order.
     ///
     /// # Safety
     /// As for [`Device::launch`], for every launch and every replay.
-    pub unsafe fn record(&self, launches: Vec<Launch>) -> Graph {
-        Graph { device: self.clone(), launches }
+    pub unsafe fn record(&self, launches: Vec<Launch>) -> Result<Graph, DeviceError> {
+        launches.iter().try_for_each(|launch| self.check(launch))?;
+        // SAFETY: the caller vouches for every replay; the graph owns the launches, and they the buffers.
+        let recorded = unsafe { self.0.record(&launches) }?;
+        Ok(Graph { recorded, device: self.clone(), launches })
     }
 }
 
@@ -235,42 +270,48 @@ impl Buffer {
         Err(DeviceError::Range { name: name.clone(), size: *size, constant: *constant, offset, bytes, verb })
     }
 
+    fn failed(&self, reason: String) -> DeviceError {
+        DeviceError::Copy { name: self.name().into(), reason }
+    }
+
     /// Copies bytes to the device.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
         self.check(offset, from.len(), "written")?;
-        match *self.0.device.0 {
-            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
-            Backend::Emulated(ref e) => e.write(self.0.address + offset as u64, from),
-        }
-        Ok(())
+        let done = self.0.device.0.write(self.0.address + offset as u64, from);
+        done.map_err(|reason| self.failed(reason))
     }
 
     /// Sets every byte.
     pub fn fill(&self, byte: u8) -> Result<(), DeviceError> {
         self.check(0, self.0.bytes, "written")?;
-        match *self.0.device.0 {
-            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
-            Backend::Emulated(ref e) => e.fill(self.0.address, byte, self.0.bytes),
-        }
-        Ok(())
+        let done = self.0.device.0.fill(self.0.address, byte, self.0.bytes);
+        done.map_err(|reason| self.failed(reason))
     }
 
     /// Copies bytes from the device.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), DeviceError> {
         self.check(offset, to.len(), "read")?;
-        match *self.0.device.0 {
-            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
-            Backend::Emulated(ref e) => e.read(self.0.address + offset as u64, to),
-        }
-        Ok(())
+        let done = self.0.device.0.read(self.0.address + offset as u64, to);
+        done.map_err(|reason| self.failed(reason))
     }
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        match *self.device.0 {
-            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
-            Backend::Emulated(ref e) => e.release(self.address),
+        self.device.0.release(self.address);
+    }
+}
+
+impl Argument {
+    /// The parameter's bytes, and how many of them count.
+    fn to_bytes(&self) -> ([u8; 8], u32) {
+        let four = |b: [u8; 4]| ([b[0], b[1], b[2], b[3], 0, 0, 0, 0], 4);
+        match self {
+            Argument::Pointer(buffer, offset) => ((buffer.0.address + *offset as u64).to_le_bytes(), 8),
+            Argument::U64(v) => (v.to_le_bytes(), 8),
+            Argument::I32(v) => four(v.to_le_bytes()),
+            Argument::U32(v) => four(v.to_le_bytes()),
+            Argument::F32(v) => four(v.to_le_bytes()),
         }
     }
 }
@@ -290,7 +331,13 @@ impl Graph {
 
     /// Runs the launches in order and waits for the last.
     pub fn replay(&self) -> Result<(), DeviceError> {
-        // SAFETY: vouched for when they were recorded.
-        self.launches.iter().try_for_each(|launch| unsafe { self.device.launch(launch) })
+        match &self.recorded {
+            Some(recorded) => recorded.replay().map_err(|reason| DeviceError::Launch {
+                launch: format!("a graph of {} launches", self.launches.len()),
+                reason,
+            }),
+            // SAFETY: vouched for when they were recorded.
+            None => self.launches.iter().try_for_each(|launch| unsafe { self.device.launch(launch) }),
+        }
     }
 }

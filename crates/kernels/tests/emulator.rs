@@ -385,7 +385,7 @@ fn a_graph_is_its_launches_in_order() {
     next.arguments = vec![x.at(0), y.at(0), Argument::I32(0)];
     launches.push(next);
     // SAFETY: x of y has 128 floats and y of y two.
-    let graph = unsafe { first.device.record(launches) };
+    let graph = unsafe { first.device.record(launches) }.unwrap();
     assert_eq!(graph.launches(), 2);
     for factor in [1.0, 2.0] {
         x.write(0, &floats(&[factor; 128])).unwrap();

@@ -1,5 +1,5 @@
-// Small kernels for the emulator's own tests. Each is correct with `bug` = 0; any other value plants one mistake, which the emulator
-// has to find. The numbers are those of crates/kernels/tests/emulator.rs.
+// Small kernels for the emulator's own tests. Each is correct with `bug` = 0; any other value plants one mistake, which
+// the emulator has to find. The numbers are those of crates/kernels/tests/emulator.rs.
 #include "../../ptx.cuh"
 
 namespace {
@@ -21,8 +21,10 @@ KERNEL(ring_sum, 128)(const float* x, float* y, int tiles, int bug) {
     float sum = 0.0f;
     for (int tile = 0; tile < tiles; tile++) {
         // 2: one group too many is left on its way.
-        if (bug == 2) cp_async_wait<STAGES - 1>();
-        else cp_async_wait<STAGES - 2>();
+        if (bug == 2)
+            cp_async_wait<STAGES - 1>();
+        else
+            cp_async_wait<STAGES - 2>();
         // 1: no barrier between copies and their readers.
         if (bug != 1) sync_threads();
         fetch(tile + STAGES - 1);
@@ -101,8 +103,10 @@ KERNEL(warp_reverse, 64)(const float* x, float* y, int bug) {
     const unsigned thread = threadIdx.x, lane = thread % 32;
     row[thread] = x[thread];
     // 11: no warp barrier. 12: one of half of the warp each, although the halves read each other's.
-    if (bug == 12) sync_warp(lane < 16 ? 0x0000ffffu : 0xffff0000u);
-    else if (bug != 11) sync_warp();
+    if (bug == 12)
+        sync_warp(lane < 16 ? 0x0000ffffu : 0xffff0000u);
+    else if (bug != 11)
+        sync_warp();
     y[thread] = row[thread - lane + 31 - lane];
     // Within the halves, half a warp is enough.
     sync_warp();
@@ -139,8 +143,10 @@ KERNEL(one_product, 32)(const uint32_t* a, const uint32_t* b, float* d, int is_b
     ldmatrix_x4(left, shared + lane % 16 * 8 + lane / 16 * 4);
     ldmatrix_x2(right, shared + 128 + lane % 8 * 8 + lane / 8 % 2 * 4);
     float sums[4] = {};
-    if (is_bf16) mma_bf16(sums, left, right);
-    else mma_f16(sums, left, right);
+    if (is_bf16)
+        mma_bf16(sums, left, right);
+    else
+        mma_f16(sums, left, right);
     const unsigned g = lane / 4, t = lane % 4 * 2;
     d[g * 8 + t] = sums[0];
     d[g * 8 + t + 1] = sums[1];
@@ -170,7 +176,8 @@ KERNEL(one_product_s8, 32)(const uint32_t* a, const uint32_t* b, int32_t* d) {
     for (unsigned i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + t * 2 + i % 2] = sums[i];
 }
 
-// Rounds of a persistent kernel: in each, a block adds what its neighbour wrote in the round before. state[2][blocks], barrier[2].
+// Rounds of a persistent kernel: in each, a block adds what its neighbour wrote in the round before. state[2][blocks],
+// barrier[2].
 KERNEL(rounds, 64)(uint32_t* state, uint32_t* barrier, int count, int bug) {
     const unsigned thread = threadIdx.x, block = blockIdx.x, blocks = gridDim.x;
     for (int round = 0; round < count; round++) {
@@ -211,8 +218,10 @@ KERNEL(slips, 64)(const float* x, float* y, float* scratch, int bug) {
             sync_threads();
             break;
         case 21:  // two barriers for one meeting
-            if (thread % 2) sync_threads();
-            else sync_threads();
+            if (thread % 2)
+                sync_threads();
+            else
+                sync_threads();
             break;
         case 22:  // half of the mask never comes
             if (lane < 16) v = shuffle_xor(v, 1);
@@ -250,8 +259,10 @@ KERNEL(slips, 64)(const float* x, float* y, float* scratch, int bug) {
             if (thread == 5) trap();
             break;
         case 32:  // lanes of one mask at different operations
-            if (lane < 16) v += float(any(v > 0.0f));
-            else v = shuffle_xor(v, 1);
+            if (lane < 16)
+                v += float(any(v > 0.0f));
+            else
+                v = shuffle_xor(v, 1);
             break;
         case 33:  // a shift by the width
             v = from_bits(bits(v) << (bug - 1));
@@ -266,12 +277,13 @@ KERNEL(slips, 64)(const float* x, float* y, float* scratch, int bug) {
             reinterpret_cast<uint16_t*>(scratch)[thread * 2] = 0;
             v = scratch[thread];
             break;
-        default: break;
+        default:
+            break;
     }
     y[blockIdx.x * 64 + thread] = v;
 }
 
 }  // namespace
 
-KERNELS(EXPORT(ring_sum), EXPORT(last_block_sum), EXPORT(two_sums), EXPORT(warp_reverse), EXPORT(hand_over), EXPORT(one_product),
-        EXPORT(transpose_load), EXPORT(one_product_s8), EXPORT(rounds), EXPORT(slips))
+KERNELS(EXPORT(ring_sum), EXPORT(last_block_sum), EXPORT(two_sums), EXPORT(warp_reverse), EXPORT(hand_over),
+        EXPORT(one_product), EXPORT(transpose_load), EXPORT(one_product_s8), EXPORT(rounds), EXPORT(slips))

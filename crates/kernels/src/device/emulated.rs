@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{Argument, Backend, Buffer, Device, DeviceError, Launch, Properties, SHARED_BYTES};
+use super::{Argument, Buffer, Device, DeviceError, Driver, Launch, Properties, Replay, SHARED_BYTES};
 
 /// The C side's device.
 #[repr(C)]
@@ -124,29 +124,24 @@ impl Device {
             return Err(DeviceError::Unavailable("the emulator cannot reserve 35 GiB of addresses".into()));
         };
         let state = State { handle, emulation, counts: Counts::default() };
-        Ok(Device(Arc::new(Backend::Emulated(Emulated(Mutex::new(state))))))
+        Ok(Device(Arc::new(Emulated(Mutex::new(state)))))
     }
 
     /// Changes how an emulated device runs the next launches; `false` on a GPU.
     pub fn emulate(&self, emulation: Emulation) -> bool {
-        match &*self.0 {
-            Backend::Emulated(e) => e.state().emulation = emulation,
-        }
-        true
+        self.0.as_emulated().map(|e| e.state().emulation = emulation).is_some()
     }
 
     /// What the last launch did; nothing on a GPU.
     pub fn counts(&self) -> Option<Counts> {
-        match &*self.0 {
-            Backend::Emulated(e) => Some(e.state().counts),
-        }
+        self.0.as_emulated().map(|e| e.state().counts)
     }
 }
 
 impl Buffer {
     /// What the last launch moved of this buffer; nothing on a GPU.
     pub fn traffic(&self) -> Option<Traffic> {
-        let Backend::Emulated(e) = &*self.0.device.0;
+        let e = self.0.device.0.as_emulated()?;
         let mut traffic = Traffic::default();
         let handle = e.state().handle.as_ptr();
         // SAFETY: a live buffer of this device; the counters outlive the call.
@@ -162,8 +157,15 @@ impl Emulated {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    pub fn properties(&self) -> Properties {
+/// What the C side says of a copy: it checks ranges once more.
+fn accepted(done: c_int) -> Result<(), String> {
+    if done != 0 { Ok(()) } else { Err("the emulator has no such range".into()) }
+}
+
+impl Driver for Emulated {
+    fn properties(&self) -> Properties {
         Properties {
             name: "emulator".into(),
             multiprocessors: self.state().emulation.multiprocessors,
@@ -172,7 +174,7 @@ impl Emulated {
         }
     }
 
-    pub fn allocate(&self, name: &str, bytes: usize, contents: Option<&[u8]>) -> Option<u64> {
+    fn allocate(&self, name: &str, bytes: usize, contents: Option<&[u8]>) -> Option<u64> {
         let name = CString::new(name.replace('\0', "?")).ok()?;
         let contents = contents.map_or(null(), |c| c.as_ptr().cast());
         // SAFETY: the name is copied; `contents`, where there are any, are `bytes` long.
@@ -180,35 +182,37 @@ impl Emulated {
         (!data.is_null()).then_some(data as u64)
     }
 
-    pub fn release(&self, address: u64) {
+    fn release(&self, address: u64) {
         // SAFETY: releases what `allocate` gave; the C side checks that.
         unsafe { emulator_release(self.state().handle.as_ptr(), address as *mut c_char) };
     }
 
-    pub fn write(&self, address: u64, from: &[u8]) {
+    fn write(&self, address: u64, from: &[u8]) -> Result<(), String> {
         // SAFETY: the range lies in a live buffer that may be written, checked by the caller and again on the C side.
-        unsafe {
+        let done = unsafe {
             emulator_write(self.state().handle.as_ptr(), address as *mut c_char, from.as_ptr().cast(), from.len())
         };
+        accepted(done)
     }
 
-    pub fn fill(&self, address: u64, byte: u8, bytes: usize) {
+    fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<(), String> {
         // SAFETY: as for `write`.
-        unsafe { emulator_fill(self.state().handle.as_ptr(), address as *mut c_char, c_int::from(byte), bytes) };
+        let done =
+            unsafe { emulator_fill(self.state().handle.as_ptr(), address as *mut c_char, c_int::from(byte), bytes) };
+        accepted(done)
     }
 
-    pub fn read(&self, address: u64, to: &mut [u8]) {
+    fn read(&self, address: u64, to: &mut [u8]) -> Result<(), String> {
         // SAFETY: as for `write`.
-        unsafe {
+        let done = unsafe {
             emulator_read(self.state().handle.as_ptr(), address as *const c_char, to.as_mut_ptr().cast(), to.len())
         };
+        accepted(done)
     }
 
-    /// # Safety
-    /// As for [`Device::launch`].
-    pub unsafe fn launch(&self, launch: &Launch) -> Result<(), DeviceError> {
+    unsafe fn launch(&self, launch: &Launch) -> Result<(), DeviceError> {
         // Every argument as the bytes that the kernel's parameter has.
-        let values: Vec<([u8; 8], u32)> = launch.arguments.iter().map(bytes_of).collect();
+        let values: Vec<([u8; 8], u32)> = launch.arguments.iter().map(Argument::to_bytes).collect();
         let pointers: Vec<*const c_void> = values.iter().map(|(value, _)| value.as_ptr().cast()).collect();
         let sizes: Vec<u32> = values.iter().map(|&(_, size)| size).collect();
         let fail = |reason: &str| DeviceError::Launch { launch: launch.describe(), reason: reason.into() };
@@ -245,16 +249,12 @@ impl Emulated {
             }
         }
     }
-}
 
-/// An argument's bytes, and how many of them count.
-fn bytes_of(argument: &Argument) -> ([u8; 8], u32) {
-    let four = |b: [u8; 4]| ([b[0], b[1], b[2], b[3], 0, 0, 0, 0], 4);
-    match argument {
-        Argument::Pointer(buffer, offset) => ((buffer.0.address + *offset as u64).to_le_bytes(), 8),
-        Argument::U64(v) => (v.to_le_bytes(), 8),
-        Argument::I32(v) => four(v.to_le_bytes()),
-        Argument::U32(v) => four(v.to_le_bytes()),
-        Argument::F32(v) => four(v.to_le_bytes()),
+    unsafe fn record(&self, _launches: &[Launch]) -> Result<Option<Box<dyn Replay>>, DeviceError> {
+        Ok(None)
+    }
+
+    fn as_emulated(&self) -> Option<&Emulated> {
+        Some(self)
     }
 }
