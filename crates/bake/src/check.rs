@@ -63,19 +63,22 @@ pub fn plan(plan: &Plan, target: &Path) -> Result<Vec<String>> {
             problems.push(format!("tensors {names:?} do not have the length of what fills them"));
         }
     }
-    let keepset = plan.files.iter().find(|(name, _)| name == KEEPSET_FILE);
-    let keepset_rows = match keepset {
-        Some((_, bytes)) => keep_ids(bytes),
-        None => plan.inherited_keepset,
-    };
     problems.extend(tensors(&Subject {
         config: &config,
         prefix: &plan.prefix,
         tensors: &outputs,
         weight_shapes: &weight_shapes,
-        keepset_rows,
+        keepset_rows: plan_keepset_rows(plan),
     }));
     Ok(problems)
+}
+
+/// Rows of the keepset beside the output of a plan.
+pub(crate) fn plan_keepset_rows(plan: &Plan) -> Option<usize> {
+    match plan.files.iter().find(|(name, _)| name == KEEPSET_FILE) {
+        Some((_, bytes)) => keep_ids(bytes),
+        None => plan.inherited_keepset,
+    }
 }
 
 fn pair_of(bytes: &[u8]) -> Option<[i64; 2]> {

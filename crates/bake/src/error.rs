@@ -99,6 +99,14 @@ pub enum Error {
         /// Which rule it breaks.
         reason: String,
     },
+    /// A checkpoint whose descent is not known.
+    #[error("{}: {reason}", path.display())]
+    Lineage {
+        /// The directory.
+        path: PathBuf,
+        /// What is missing.
+        reason: String,
+    },
     /// A recipe that cannot be followed.
     #[error("{}: {reason}", path.display())]
     Recipe {

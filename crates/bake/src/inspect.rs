@@ -9,7 +9,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 use runtime::checkpoint::Checkpoint;
-use runtime::config::{ModelConfig, Strategy};
+use runtime::config::{LayerKind, ModelConfig, Strategy};
 use runtime::names;
 use safetensors::Dtype;
 use serde::Serialize;
@@ -55,6 +55,8 @@ pub struct Inspection {
     pub quantization: Option<Quantization>,
     /// The bake that wrote it, from `lineage.json`.
     pub baked_by: Option<String>,
+    /// Why other programs do not run it as it is, one line each; empty where they do.
+    pub chiku_only: Vec<String>,
     /// Whether the checks of `strict` were made.
     pub strict: bool,
     /// What is wrong, one line each.
@@ -144,6 +146,25 @@ pub struct Group {
     pub group_size: Option<usize>,
 }
 
+impl Group {
+    fn all(quantization: &runtime::config::Quantization) -> Vec<Group> {
+        let group = |s: &runtime::config::WeightScheme| {
+            let (strategy, group_size) = match s.strategy {
+                Strategy::Group(size) => ("group", Some(size)),
+                Strategy::Channel => ("channel", None),
+            };
+            Group {
+                name: s.name.clone(),
+                targets: s.targets.clone(),
+                bits: s.bits,
+                strategy: strategy.into(),
+                group_size,
+            }
+        };
+        quantization.schemes.iter().map(group).collect()
+    }
+}
+
 /// One tensor.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TensorRow {
@@ -169,7 +190,10 @@ pub fn run(checkpoint: &Checkpoint, options: &InspectOptions, context: &Context)
     let outputs: Vec<Output> = sources.iter().map(Source::output).collect();
     let (components, bytes_per_step) = weigh(config, checkpoint.prefix(), &outputs);
     let mut problems = Vec::new();
+    let lineage = Lineage::read(checkpoint.dir())?;
     if options.strict {
+        problems.extend(sharing::edited(config, lineage.as_ref()));
+        problems.extend(sharing::suspicious(checkpoint, lineage.as_ref()));
         problems.extend(contradictions(checkpoint, &sources, &outputs)?);
         problems.extend(scan(checkpoint, &sources, context)?);
     }
@@ -189,7 +213,8 @@ pub fn run(checkpoint: &Checkpoint, options: &InspectOptions, context: &Context)
         components,
         bytes_per_step,
         quantization: quantization(checkpoint, &sources),
-        baked_by: Lineage::read(checkpoint.dir())?.map(|l| format!("{} {} {}", l.tool.name, l.tool.version, l.command)),
+        chiku_only: chiku_only(config, check::keepset_rows(checkpoint.keepset())),
+        baked_by: lineage.map(|l| format!("{} {} {}", l.tool.name, l.tool.version, l.command)),
         strict: options.strict,
         problems,
         tensors: sources.iter().map(TensorRow::new).collect(),
@@ -210,6 +235,54 @@ impl TensorRow {
 
 fn file_name(path: &Path) -> String {
     path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
+}
+
+/// Why other programs do not run a checkpoint as it is, one line each.
+pub(crate) fn chiku_only(config: &ModelConfig, keepset_rows: Option<usize>) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if let Some(rows) = keepset_rows.filter(|_| !config.tie_word_embeddings) {
+        reasons.push(format!(
+            "the head has rows for {rows} of {} tokens, listed in {}: a convention of this model's community, which transformers \
+             and vLLM do not know",
+            config.vocab_size,
+            runtime::checkpoint::KEEPSET_FILE
+        ));
+    }
+    for scheme in config.quantization.iter().flat_map(|q| &q.schemes) {
+        if !INTEROPERABLE_BITS.contains(&scheme.bits) {
+            reasons.push(format!(
+                "config group `{}` has {} bits a weight; loaders read 4 and 8",
+                scheme.name, scheme.bits
+            ));
+        }
+    }
+    if config.layers.last().is_some_and(|l| l.kind != LayerKind::Full) {
+        reasons.push("the last layer has sliding attention; transformers makes it a full one without saying so".into());
+    }
+    reasons
+}
+
+/// Widths of `pack-quantized` that other programs load.
+const INTEROPERABLE_BITS: [usize; 2] = [4, 8];
+
+/// One line a config group.
+pub(crate) fn groups(config: &ModelConfig) -> Vec<String> {
+    config.quantization.iter().flat_map(Group::all).map(|g| g.to_string()).collect()
+}
+
+/// Bytes in the files and bytes read a step, by purpose, with the totals.
+pub(crate) fn rows(c: &Components, s: &BytesPerStep) -> [(&'static str, u64, u64); 9] {
+    [
+        ("embedding", c.embed, s.embed_row),
+        ("ple embedding", c.ple_embed, s.ple_row),
+        ("body", c.body, s.body),
+        ("ple linears", c.ple_linears, s.ple_linears),
+        ("head", c.head, s.head),
+        ("norms", c.norms, s.norms),
+        ("inert k/v", c.inert_kv, 0),
+        ("towers", c.towers, 0),
+        ("total", c.total(), s.total),
+    ]
 }
 
 /// Which layer the shared layers of each kind read.
@@ -289,16 +362,9 @@ fn quantization(checkpoint: &Checkpoint, sources: &[Source]) -> Option<Quantizat
     if packed == 0 && config.is_none() {
         return None;
     }
-    let groups = config.map_or(&[][..], |q| &q.schemes).iter().map(|s| {
-        let (strategy, group_size) = match s.strategy {
-            Strategy::Group(size) => ("group", Some(size)),
-            Strategy::Channel => ("channel", None),
-        };
-        Group { name: s.name.clone(), targets: s.targets.clone(), bits: s.bits, strategy: strategy.into(), group_size }
-    });
     Some(Quantization {
         format: "pack-quantized".into(),
-        groups: groups.collect(),
+        groups: config.map_or(vec![], Group::all),
         packed,
         dense,
         bits_per_weight: if weights > 0 { bytes as f64 * 8.0 / weights as f64 } else { 0.0 },

@@ -28,22 +28,59 @@ pub fn count(tokens: impl IntoIterator<Item = u32>, vocab: usize) -> Result<Vec<
     Ok(counts)
 }
 
-/// The keepset of all tokens that occur at least `min_count` times, and of `special` ones whatever their count; ascending.
+/// Which tokens to keep beside those that always stay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// Tokens that occur at least this often; 0 admits all.
+    pub min_count: u64,
+    /// Tokens in total, those always kept included; `None` for as many as there are.
+    pub size: Option<usize>,
+}
+
+/// A keepset from counts (one entry a token of the vocabulary), ascending. `always` is kept whatever its count; then come the
+/// most frequent tokens, of equals the lowest id, which byte-pair vocabularies give to the commonest pieces.
 ///
-/// `counts` has one entry a token of the vocabulary. `min_count` 0 keeps everything.
-pub fn build(counts: &[u64], min_count: u64, special: &[u32]) -> Result<Keepset> {
-    let mut keep: Vec<bool> = counts.iter().map(|&c| c >= min_count).collect();
-    for &id in special {
+/// # Errors
+/// [`Error::Keepset`] where `size` is below the number of tokens always kept, or not enough tokens occur to fill it.
+pub fn choose(counts: &[u64], choice: Choice, always: &[u32]) -> Result<Keepset> {
+    let refuse = |reason: String| Err(Error::Keepset { reason });
+    let mut keep = vec![false; counts.len()];
+    for &id in always {
         match keep.get_mut(id as usize) {
             Some(k) => *k = true,
-            None => {
-                let reason = format!("special token {id} is not below the vocabulary of {}", counts.len());
-                return Err(Error::Keepset { reason });
-            }
+            None => return refuse(format!("special token {id} is not below the vocabulary of {}", counts.len())),
         }
     }
+    let fixed = keep.iter().filter(|k| **k).count();
+    let mut others: Vec<usize> = (0..counts.len()).filter(|&id| !keep[id] && counts[id] >= choice.min_count).collect();
+    if let Some(size) = choice.size {
+        if size < fixed {
+            return refuse(format!("a size of {size} has no room for the {fixed} tokens that are always kept"));
+        }
+        if others.len() < size - fixed {
+            let found = fixed + others.len();
+            return refuse(format!(
+                "a size of {size} cannot be filled: only {found} tokens are kept or occur often enough"
+            ));
+        }
+        others.sort_by_key(|&id| (std::cmp::Reverse(counts[id]), id));
+        others.truncate(size - fixed);
+    }
+    others.into_iter().for_each(|id| keep[id] = true);
     let ids = keep.iter().enumerate().filter(|(_, k)| **k).map(|(id, _)| id as u32).collect();
     from_ids(ids, counts.len())
+}
+
+/// [`choose`] by count alone.
+pub fn build(counts: &[u64], min_count: u64, special: &[u32]) -> Result<Keepset> {
+    choose(counts, Choice { min_count, size: None }, special)
+}
+
+/// A keepset with the tokens `more` appended that it lacks, in their order. Rows that were there keep their place.
+pub fn with(keepset: &Keepset, more: &[u32]) -> Result<Keepset> {
+    let mask = keepset.mask();
+    let lacking = more.iter().filter(|&&id| !mask.get(id as usize).copied().unwrap_or(false));
+    from_ids(keepset.ids.iter().chain(lacking).copied().collect(), keepset.full_vocab)
 }
 
 /// A keepset of given ids, in the given order.
@@ -76,6 +113,10 @@ pub struct Coverage {
     pub tokens: u64,
     /// Of these, tokens with a row.
     pub covered: u64,
+    /// Texts of the stream.
+    pub records: usize,
+    /// Of these, texts with a token that has no row: what they say changes.
+    pub records_changed: usize,
     /// Ids without a row and how often each occurs, most frequent first, then ascending.
     pub missing: Vec<(u32, u64)>,
 }
@@ -87,20 +128,26 @@ impl Coverage {
     }
 }
 
-/// Coverage of a stream. Ids outside the vocabulary count as missing.
+/// Coverage of a stream, as one text. Ids outside the vocabulary count as missing.
 pub fn coverage(keepset: &Keepset, tokens: impl IntoIterator<Item = u32>) -> Coverage {
+    coverage_by_record(keepset, &[tokens.into_iter().collect()])
+}
+
+/// Coverage of several texts.
+pub fn coverage_by_record(keepset: &Keepset, records: &[Vec<u32>]) -> Coverage {
     let mask = keepset.mask();
-    let (mut total, mut missing) = (0, BTreeMap::<u32, u64>::new());
-    for id in tokens {
-        total += 1;
-        if !mask.get(id as usize).copied().unwrap_or(false) {
-            *missing.entry(id).or_default() += 1;
-        }
+    let has_row = |id: u32| mask.get(id as usize).copied().unwrap_or(false);
+    let (mut tokens, mut records_changed, mut missing) = (0, 0, BTreeMap::<u32, u64>::new());
+    for record in records {
+        tokens += record.len() as u64;
+        let lost = record.iter().filter(|id| !has_row(**id));
+        records_changed += usize::from(lost.clone().count() > 0);
+        lost.for_each(|id| *missing.entry(*id).or_default() += 1);
     }
-    let covered = total - missing.values().sum::<u64>();
+    let covered = tokens - missing.values().sum::<u64>();
     let mut missing: Vec<_> = missing.into_iter().collect();
     missing.sort_by_key(|&(id, n)| (std::cmp::Reverse(n), id));
-    Coverage { tokens: total, covered, missing }
+    Coverage { tokens, covered, records: records.len(), records_changed, missing }
 }
 
 #[cfg(test)]
@@ -123,6 +170,34 @@ mod tests {
         assert_eq!(c.missing, [(9, 2), (7, 1), (11, 1)]);
         assert_eq!(c.share(), 0.5);
         assert_eq!(coverage(&keep, []).share(), 1.0);
+    }
+
+    #[test]
+    fn a_size_is_filled_by_frequency_and_then_by_id() {
+        let counts = count([5, 5, 3, 3, 3, 9, 7], 10).unwrap();
+        let ids = |size, min_count| choose(&counts, Choice { min_count, size: Some(size) }, &[8, 0]).map(|k| k.ids);
+        assert_eq!(ids(2, 0).unwrap(), [0, 8]);
+        assert_eq!(ids(4, 0).unwrap(), [0, 3, 5, 8]);
+        // 7 and 9 occur once each, the lower comes first; then those that never occur.
+        assert_eq!(ids(5, 0).unwrap(), [0, 3, 5, 7, 8]);
+        assert_eq!(ids(8, 0).unwrap(), [0, 1, 2, 3, 5, 7, 8, 9]);
+        assert!(ids(1, 0).unwrap_err().to_string().contains("no room for the 2 tokens"));
+        assert!(ids(7, 1).unwrap_err().to_string().contains("only 6 tokens"));
+        assert_eq!(ids(6, 1).unwrap(), [0, 3, 5, 7, 8, 9]);
+    }
+
+    #[test]
+    fn rows_keep_their_place_when_tokens_are_added() {
+        let keep = from_ids(vec![7, 3], 10).unwrap();
+        assert_eq!(with(&keep, &[3, 9, 1]).unwrap().ids, [7, 3, 9, 1]);
+        assert!(with(&keep, &[10]).is_err());
+    }
+
+    #[test]
+    fn texts_that_change_are_counted() {
+        let keep = from_ids(vec![3, 5], 10).unwrap();
+        let c = coverage_by_record(&keep, &[vec![3, 5], vec![9, 9, 3], vec![], vec![7]]);
+        assert_eq!((c.tokens, c.covered, c.records, c.records_changed), (6, 3, 4, 2));
     }
 
     #[test]

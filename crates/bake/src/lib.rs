@@ -16,12 +16,14 @@
 //! | [`inspect`] | report on a checkpoint, with its problems |
 //! | [`parent`] | what a bake works on: a checkpoint, or a plan not carried out |
 //! | [`plan`], [`check`], [`writer`], [`staging`] | bake as data; its rules; its execution; all-or-nothing directories |
-//! | [`lineage`] | parents by hash, knobs turned |
+//! | [`lineage`] | parents by hash, knobs turned; the family tree |
+//! | [`card`] | the model card, licence and notice of a result |
 //! | [`roles`], [`source`], [`quant_config`] | tensor names; reads by ranges; `quantization_config` |
 //! | [`context`] | cancel flag and progress |
 
 #![forbid(unsafe_code)]
 
+pub mod card;
 pub mod check;
 mod config_edit;
 pub mod context;

@@ -8,12 +8,17 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use runtime::checkpoint::Checkpoint;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
+
+mod tree;
+
+pub use tree::{Family, FileCheck, Generation, family, verify};
 
 /// Name of the file.
 pub const LINEAGE_FILE: &str = "lineage.json";
@@ -31,10 +36,16 @@ pub struct Lineage {
     pub format: u32,
     /// Program that wrote it.
     pub tool: Tool,
-    /// The bake: `quantize`, `prune-vocab`, `drop-layers`, `synth`.
+    /// The bake: `quantize`, `prune-vocab`, `drop-layers`, `recipe`, `synth`.
     pub command: String,
     /// Every option of the bake, defaults included.
     pub knobs: Map<String, Value>,
+    /// What the bake measured of its result, by name.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub measured: Map<String, Value>,
+    /// What the configuration came to, so that later edits of it show.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Outcome>,
     /// When, RFC 3339.
     pub time: String,
     /// The checkpoint that this one was made from.
@@ -50,6 +61,36 @@ pub struct Tool {
     pub name: String,
     /// Version.
     pub version: String,
+    /// Commit that it was built from, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+}
+
+static COMMIT: OnceLock<String> = OnceLock::new();
+
+/// States once, at the start of the program, which commit it was built from; an empty text states nothing.
+pub fn set_tool_commit(commit: &str) {
+    if !commit.is_empty() {
+        let _ = COMMIT.set(commit.to_string());
+    }
+}
+
+/// Layers of the result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// `num_hidden_layers`.
+    pub layers: usize,
+    /// `num_kv_shared_layers`.
+    pub kv_shared: usize,
+}
+
+impl Outcome {
+    /// What a configuration that was checked says.
+    pub(crate) fn of(config: &Value) -> Option<Outcome> {
+        let text = config.get("text_config").unwrap_or(config);
+        let number = |field: &str| text.get(field).and_then(Value::as_u64).map(|n| n as usize);
+        Some(Outcome { layers: number("num_hidden_layers")?, kv_shared: number("num_kv_shared_layers").unwrap_or(0) })
+    }
 }
 
 /// A checkpoint by content.
@@ -72,6 +113,22 @@ pub struct Digest {
     pub blake3: String,
 }
 
+impl Parent {
+    /// Whether a checkpoint is this parent, by its configuration's content and the length of its weights: enough to recognise it
+    /// without reading gigabytes. [`verify`] compares everything.
+    pub fn is(&self, checkpoint: &Checkpoint) -> Result<bool> {
+        let config = digest(&checkpoint.dir().join("config.json"), &|| Ok(()))?;
+        if self.files.get("config.json").is_none_or(|d| d.blake3 != config.blake3) {
+            return Ok(false);
+        }
+        let length = |path: &Path| path.metadata().map(|m| m.len()).ok();
+        Ok(checkpoint.shards().iter().all(|shard| {
+            let name = shard.path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+            self.files.get(&name).is_some_and(|d| Some(d.bytes) == length(&shard.path))
+        }))
+    }
+}
+
 impl Lineage {
     /// A lineage of now, without a parent yet.
     pub fn new(command: &str, knobs: Value, notes: Vec<String>) -> Lineage {
@@ -81,13 +138,51 @@ impl Lineage {
         };
         Lineage {
             format: FORMAT,
-            tool: Tool { name: "chiku".into(), version: TOOL_VERSION.into() },
+            tool: Tool { name: "chiku".into(), version: TOOL_VERSION.into(), commit: COMMIT.get().cloned() },
             command: command.into(),
             knobs,
+            measured: Map::new(),
+            result: None,
             time: jiff::Timestamp::now().to_string(),
             parent: None,
             notes,
         }
+    }
+
+    /// The bakes that made this generation, in order, with their knobs: one, or the steps of a recipe.
+    pub fn bakes(&self) -> Vec<(&str, &Map<String, Value>)> {
+        let steps = self.knobs.get("steps").and_then(Value::as_array).filter(|_| self.command == "recipe");
+        match steps {
+            None => vec![(&self.command, &self.knobs)],
+            Some(steps) => steps
+                .iter()
+                .filter_map(Value::as_object)
+                .map(|knobs| (knobs.get("bake").and_then(Value::as_str).unwrap_or("unknown"), knobs))
+                .collect(),
+        }
+    }
+
+    /// What of the model this generation changed. More than one means that a difference in quality or speed has no single cause.
+    pub fn changed(&self) -> Vec<String> {
+        let mut out: Vec<String> = Vec::new();
+        let mut add = |what: &str| {
+            if !out.iter().any(|o| o == what) {
+                out.push(what.to_string());
+            }
+        };
+        for (bake, _) in self.bakes() {
+            add(match bake {
+                "drop-layers" => "layers",
+                "prune-vocab" => "vocabulary",
+                "quantize" => "quantisation",
+                "synth" => continue,
+                other => other,
+            });
+        }
+        if self.knobs.get("drop_towers") == Some(&Value::Bool(true)) {
+            add("towers");
+        }
+        out
     }
 
     /// Reads the lineage of a checkpoint directory, where it has one.

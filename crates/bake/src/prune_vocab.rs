@@ -4,17 +4,17 @@
 //! format says which token each row stands for; every other token has logit minus infinity from then on. The embedding and
 //! the per-layer table keep all rows, and `vocab_size` stays: the input side still knows every token.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use runtime::checkpoint::{Checkpoint, KEEPSET_FILE, Keepset};
 use runtime::names;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::config_edit::Config;
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::keepset;
+use crate::keepset::{self, Coverage};
 use crate::lineage::Lineage;
 use crate::parent::Parent;
 use crate::plan::{Job, Plan};
@@ -27,6 +27,12 @@ use crate::writer::{self, Report, WriteOptions};
 pub struct PruneVocabOptions {
     /// Where the keepset comes from, for the lineage: a file name, or how it was built.
     pub origin: String,
+    /// Target tokens of evaluations that the keepset was made to hold.
+    pub targets: usize,
+    /// Control, byte and stop tokens that the keepset leaves out.
+    pub missing_structural: usize,
+    /// What share of named texts the keepset covers; goes into the lineage.
+    pub coverage: BTreeMap<String, Coverage>,
     /// Replace an existing target.
     pub force: bool,
 }
@@ -90,8 +96,59 @@ pub fn plan(checkpoint: &Parent, keep: &Keepset, options: &PruneVocabOptions) ->
         prefix: checkpoint.prefix().to_string(),
         files: vec![(KEEPSET_FILE.into(), keepset_bytes)],
         inherited_keepset: None,
-        lineage: Lineage::new("prune-vocab", knobs, vec![]),
+        lineage: Lineage { measured: measured(options), ..Lineage::new("prune-vocab", knobs, notes(options)) },
     })
+}
+
+/// Missing tokens that a lineage lists for a text; the rest is counted.
+const LISTED: usize = 20;
+
+/// Coverage for the lineage.
+fn measured(options: &PruneVocabOptions) -> Map<String, Value> {
+    let mut texts = Map::new();
+    for (name, c) in &options.coverage {
+        let entry = json!({
+            "tokens": c.tokens,
+            "covered": c.covered,
+            "share": c.share(),
+            "records": c.records,
+            "records_changed": c.records_changed,
+            "missing_ids": c.missing.len(),
+            "most_missed": c.missing.iter().take(LISTED).collect::<Vec<_>>(),
+        });
+        texts.insert(name.clone(), entry);
+    }
+    if texts.is_empty() { Map::new() } else { Map::from_iter([("coverage".to_string(), Value::Object(texts))]) }
+}
+
+fn notes(options: &PruneVocabOptions) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (name, c) in &options.coverage {
+        notes.push(format!(
+            "{name}: {:.3} % of {} tokens have a row; {} of {} texts hold one that has none",
+            c.share() * 100.0,
+            c.tokens,
+            c.records_changed,
+            c.records
+        ));
+    }
+    if options.coverage.is_empty() {
+        notes.push("coverage of generated and held-out text was not measured (--coverage)".into());
+    }
+    if options.targets > 0 {
+        let targets = options.targets;
+        notes.push(format!(
+            "{targets} target tokens of evaluations were kept on purpose: coverage and perplexity on those files say nothing \
+             about other text"
+        ));
+    }
+    if options.missing_structural > 0 {
+        let n = options.missing_structural;
+        notes.push(format!(
+            "the keepset leaves out {n} control, byte or stop tokens: the model cannot write them any more"
+        ));
+    }
+    notes
 }
 
 /// Row of the parent's head for every kept id.

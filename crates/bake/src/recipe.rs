@@ -118,7 +118,7 @@ impl Step {
             Step::PruneVocab { keepset } => {
                 let path = recipe.parent().unwrap_or(Path::new("")).join(keepset);
                 let origin = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-                let options = PruneVocabOptions { origin, force: false };
+                let options = PruneVocabOptions { origin, ..Default::default() };
                 prune_vocab::plan(parent, &Keepset::read(&path)?, &options)
             }
             Step::Quantize { group, per_channel, head } => {
@@ -200,7 +200,7 @@ pub fn run(checkpoint: &Checkpoint, out: &Path, recipe: &Recipe, force: bool, co
 /// What [`run`] writes.
 pub fn plan(checkpoint: &Checkpoint, recipe: &Recipe) -> Result<Plan> {
     let mut parent = Parent::open(checkpoint)?;
-    let (mut steps, mut notes) = (Vec::new(), Vec::new());
+    let (mut steps, mut notes, mut measured) = (Vec::new(), Vec::new(), Map::new());
     let mut files: Vec<(String, Vec<u8>)> = Vec::new();
     for (i, step) in recipe.steps.iter().enumerate() {
         let number = i + 1;
@@ -210,13 +210,15 @@ pub fn plan(checkpoint: &Checkpoint, recipe: &Recipe) -> Result<Plan> {
         let mut knobs = Map::from_iter([("bake".to_string(), json!(bake))]);
         knobs.extend(std::mem::take(&mut plan.lineage.knobs));
         steps.push(Value::Object(knobs));
+        measured.extend(std::mem::take(&mut plan.lineage.measured));
         notes.extend(plan.lineage.notes.iter().map(|n| format!("{bake}: {n}")));
         files.retain(|(name, _)| plan.files.iter().all(|(n, _)| n != name));
         files.extend(plan.files.iter().cloned());
         if number == recipe.steps.len() {
             let knobs = json!({"recipe": recipe.name, "steps": steps});
+            let lineage = Lineage { measured, ..Lineage::new("recipe", knobs, notes) };
             let jobs = plan::fuse(plan.jobs);
-            return Ok(Plan { jobs, files, lineage: Lineage::new("recipe", knobs, notes), ..plan });
+            return Ok(Plan { jobs, files, lineage, ..plan });
         }
         let problems = check::plan(&plan, checkpoint.dir()).map_err(fail)?;
         if !problems.is_empty() {

@@ -22,10 +22,11 @@ use runtime::checkpoint::{Checkpoint, SINGLE_FILE};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::card;
 use crate::check;
 use crate::context::{Context, Meter};
 use crate::error::{Error, Result};
-use crate::lineage::{self, LINEAGE_FILE, Lineage, TOOL_VERSION};
+use crate::lineage::{self, LINEAGE_FILE, Lineage, Outcome, TOOL_VERSION};
 use crate::plan::{Job, Plan, Work};
 use crate::side_files::SIDE_FILES;
 use crate::source::Source;
@@ -102,12 +103,16 @@ pub fn execute(
         }
     })?;
     plan.lineage.parent = described;
+    plan.lineage.result = Outcome::of(&plan.config);
 
     for (name, path) in &side_files {
         staging.copy(path, name)?;
     }
     for (name, bytes) in &plan.files {
         staging.write(name, bytes)?;
+    }
+    for (name, bytes) in card::files(&plan, parent, target)? {
+        staging.write(&name, &bytes)?;
     }
     staging.write("config.json", &pretty(&plan.config))?;
     staging.write(LINEAGE_FILE, &pretty(&plan.lineage))?;

@@ -11,6 +11,17 @@ use common::*;
 use runtime::checkpoint::Checkpoint;
 use serde_json::json;
 
+#[test]
+fn layers_of_one_kind_share_a_line_of_the_table() {
+    let text = report(&oracle("02_kvshare"), false).to_string();
+    let line = |what: &str| text.lines().find(|l| l.contains(what)).unwrap_or_else(|| panic!("{what} in\n{text}"));
+    assert!(line("layers.*.mlp.up_proj.weight").ends_with("8 x: 0-7"), "{text}");
+    assert!(line("embed_tokens.weight").contains("[512, 48]"), "{text}");
+    // Two head sizes make two kinds.
+    let text = report(&oracle("04_global_head_dim"), false).to_string();
+    assert_eq!(text.lines().filter(|l| l.contains("layers.*.self_attn.q_proj.weight")).count(), 2, "{text}");
+}
+
 fn report(dir: &Path, strict: bool) -> Inspection {
     inspect::run(&open(dir), &InspectOptions { strict, against: None }, &quiet()).unwrap()
 }
@@ -67,6 +78,7 @@ fn json_keys_are_stable() {
             "bytes_per_step",
             "quantization",
             "baked_by",
+            "chiku_only",
             "strict",
             "problems",
             "tensors"
@@ -128,9 +140,11 @@ fn a_shared_count_that_was_not_adjusted_is_found() {
         let problems = against(&bad, &oracle("02_kvshare"));
         has(&problems, "num_kv_shared_layers is 3, but 2 layers of the shared region survived");
         has(&problems, "layers [4] had keys and values of their own");
-        if strip {
-            // Without the parent, the one layer that still has keys gives it away.
-            has(&report(&bad, true).problems, "KV-shared layers [4] hold keys and values");
+        // Without the parent: the one layer that still has keys gives it away, or where the shared region begins.
+        let alone = report(&bad, true).problems;
+        match strip {
+            true => has(&alone, "KV-shared layers [4] hold keys and values"),
+            false => has(&alone, "layer 3, the last one with keys and values of its own, has sliding attention"),
         }
     }
 }
@@ -144,6 +158,20 @@ fn a_shared_count_that_was_lowered_is_found() {
     });
     has(&report(&bad, true).problems, "layers.4.self_attn.k_proj` is missing");
     has(&against(&bad, &oracle("02_kvshare")), "num_kv_shared_layers is 2, but 3");
+}
+
+/// The lineage says what the bake wrote, so an edit is found without the parent, also where shapes allow it.
+#[test]
+fn an_edited_configuration_is_found() {
+    let tmp = tempfile::tempdir().unwrap();
+    let out = tmp.path().join("out");
+    // Without its full source layer the region begins after a sliding one, which is right here.
+    dropped(&oracle("02_kvshare"), &out, &[4], false);
+    assert_eq!(report(&out, true).problems, [""; 0]);
+    let mut config = json(&out.join("config.json"));
+    config["text_config"]["num_kv_shared_layers"] = json!(2);
+    std::fs::write(out.join("config.json"), config.to_string()).unwrap();
+    has(&report(&out, true).problems, "num_kv_shared_layers is 2, but the bake wrote 3: config.json was edited");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use serde_json::json;
 fn prune(from: &Path, out: &Path, ids: &[u32]) -> bake::Result<bake::Report> {
     let parent = open(from);
     let keep = Keepset { ids: ids.to_vec(), full_vocab: parent.config().vocab_size };
-    prune_vocab::run(&parent, out, &keep, &PruneVocabOptions { origin: "test".into(), force: false }, &quiet())
+    prune_vocab::run(&parent, out, &keep, &PruneVocabOptions { origin: "test".into(), ..Default::default() }, &quiet())
 }
 
 fn rows(content: &Content, rows: &[usize]) -> Vec<u8> {

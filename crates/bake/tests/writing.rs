@@ -39,9 +39,9 @@ fn an_existing_target_is_kept_unless_forced() {
     let tmp = tempfile::tempdir().unwrap();
     let out = tmp.path().join("out");
     drop_one(&oracle("02_kvshare"), &out, false).unwrap();
-    fs::write(out.join("NOTICE"), "").unwrap();
+    fs::write(out.join("USE_POLICY.md"), "").unwrap();
     assert!(matches!(drop_one(&oracle("02_kvshare"), &out, false), Err(Error::TargetExists { .. })));
-    assert!(out.join("NOTICE").exists());
+    assert!(out.join("USE_POLICY.md").exists());
     // A failing forced bake keeps it, too.
     let packed = quantize::run(
         &open(&oracle("08_int4")),
@@ -49,9 +49,9 @@ fn an_existing_target_is_kept_unless_forced() {
         &QuantizeOptions { force: true, ..Default::default() },
         &quiet(),
     );
-    assert!(packed.is_err() && out.join("NOTICE").exists());
+    assert!(packed.is_err() && out.join("USE_POLICY.md").exists());
     drop_one(&oracle("02_kvshare"), &out, true).unwrap();
-    assert!(!out.join("NOTICE").exists());
+    assert!(!out.join("USE_POLICY.md").exists());
     assert_eq!(names_in(tmp.path()), ["out"]);
     // Something that no bake wrote is not deleted with the rest.
     fs::write(out.join("notes.txt"), "").unwrap();

@@ -16,6 +16,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
+    bake::lineage::set_tool_commit(env!("CHIKU_BUILD_COMMIT"));
     let cli = cli::Cli::parse();
     let json = cli.command.json();
     match cli.command.run(cli.quiet) {

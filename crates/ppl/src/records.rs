@@ -56,7 +56,8 @@ pub fn read(path: &Path, vocab: usize) -> Result<Vec<Record>> {
     Ok(records)
 }
 
-fn parse(line: &Line, vocab: usize) -> Result<Record> {
+/// The record on one line; see [`read`].
+pub fn parse(line: &Line, vocab: usize) -> Result<Record> {
     let id = line.key("id")?.ok_or_else(|| line.bad("id", "a string or a number", "nothing"))?;
     let (token_ids, scored) = if line.get("prompt_token_ids").is_some() {
         prompt_form(line, vocab)?

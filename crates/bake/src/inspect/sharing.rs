@@ -6,9 +6,49 @@
 
 use runtime::checkpoint::Checkpoint;
 
+use runtime::config::{LayerKind, ModelConfig};
+use runtime::names;
+
 use super::layer_mark;
 use crate::error::Result;
+use crate::lineage::Lineage;
 use crate::source::Source;
+
+/// What contradicts the numbers of layers that the bake wrote.
+pub(super) fn edited(config: &ModelConfig, lineage: Option<&Lineage>) -> Vec<String> {
+    let Some(result) = lineage.and_then(|l| l.result.as_ref()) else { return vec![] };
+    let mut problems = Vec::new();
+    for (field, found, wrote) in [
+        ("num_hidden_layers", config.layers.len(), result.layers),
+        ("num_kv_shared_layers", config.num_kv_shared_layers, result.kv_shared),
+    ] {
+        if found != wrote {
+            problems.push(format!("{field} is {found}, but the bake wrote {wrote}: config.json was edited afterwards"));
+        }
+    }
+    problems
+}
+
+/// A region of shared layers that begins where no published model lets it begin, and whose layers all hold keys and values, so
+/// that shapes cannot show it. A bake of this program is held to its lineage instead.
+pub(super) fn suspicious(checkpoint: &Checkpoint, lineage: Option<&Lineage>) -> Option<String> {
+    let config = checkpoint.config();
+    let first = config.first_kv_shared();
+    let last_own = first.checked_sub(1).filter(|_| lineage.is_none() && first < config.layers.len())?;
+    let holds = |l: usize| {
+        let module = names::layer(l, "self_attn.k_proj");
+        ["weight", "weight_packed"].iter().any(|part| checkpoint.has(&format!("{module}.{part}")))
+    };
+    let all_hold = (first..config.layers.len()).all(holds);
+    (all_hold && config.layers[last_own].kind == LayerKind::Sliding).then(|| {
+        format!(
+            "layer {last_own}, the last one with keys and values of its own, has sliding attention; in published models it has full \
+             attention. Were layers removed and num_kv_shared_layers ({}) not adjusted? Then source layers have become \
+             sharers; --against PARENT tells",
+            config.num_kv_shared_layers
+        )
+    })
+}
 
 /// What differs from a correct removal of layers from `parent`, one line each.
 pub(super) fn compare(child: &Checkpoint, sources: &[Source], parent: &Checkpoint) -> Result<Vec<String>> {

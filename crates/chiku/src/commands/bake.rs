@@ -13,6 +13,7 @@ use crate::output::{Unit, bar, megabytes};
 
 mod drop_layers;
 mod inspect;
+mod lineage;
 mod prune_vocab;
 mod quantize;
 mod recipe;
@@ -32,6 +33,8 @@ pub enum BakeCommand {
     Recipe(recipe::RecipeArgs),
     /// What a checkpoint holds, and what is wrong with it.
     Inspect(inspect::InspectArgs),
+    /// The family of a checkpoint: parents by hash, and what each bake changed.
+    Lineage(lineage::LineageArgs),
     /// A random checkpoint of real shape, for tests of scale.
     Synth(synth::SynthArgs),
 }
@@ -44,6 +47,7 @@ impl BakeCommand {
             BakeCommand::DropLayers(a) => a.target.json,
             BakeCommand::Recipe(a) => a.target.json,
             BakeCommand::Inspect(a) => a.json,
+            BakeCommand::Lineage(a) => a.json,
             BakeCommand::Synth(a) => a.target.json,
         }
     }
@@ -70,6 +74,7 @@ pub fn run(command: &BakeCommand, quiet: bool) -> Result<ExitCode> {
         BakeCommand::DropLayers(args) => drop_layers::run(args, quiet),
         BakeCommand::Recipe(args) => recipe::run(args, quiet),
         BakeCommand::Inspect(args) => inspect::run(args, quiet),
+        BakeCommand::Lineage(args) => lineage::run(args, quiet),
         BakeCommand::Synth(args) => synth::run(args, quiet),
     }
 }

@@ -26,6 +26,9 @@ pub struct InspectArgs {
     /// The checkpoint that this one was made from by removing layers: compare whose keys and values the shared layers read.
     #[arg(long, value_name = "DIR|nano")]
     pub against: Option<String>,
+    /// List every tensor on a line of its own instead of one line for all layers.
+    #[arg(long)]
+    pub tensors: bool,
     /// Print the report as JSON.
     #[arg(long)]
     pub json: bool,
@@ -47,6 +50,9 @@ pub fn run(args: &InspectArgs, quiet: bool) -> Result<ExitCode> {
         crate::outln!("{}", serde_json::to_string_pretty(&inspection)?);
     } else {
         crate::out!("{inspection}");
+        if args.tensors {
+            crate::out!("\n{}", inspection.table());
+        }
     }
     let asked = args.strict || args.against.is_some();
     let failed = asked && !inspection.problems.is_empty();

@@ -132,7 +132,7 @@ impl<'a> Cutter<'a> {
         let path = self.stage.out.join("3-pruned-vocabulary");
         let (keep, vocabulary) = self.keepset(&best.model)?;
         let origin = format!("ids that the model writes on the public prompts, {COUNTED_TOKENS} tokens each");
-        let options = PruneVocabOptions { origin, force: true };
+        let options = PruneVocabOptions { origin, force: true, ..Default::default() };
         bake::prune_vocab::run(best.model.checkpoint(), &path, &keep, &options, &context)?;
         best =
             self.gate(format!("vocabulary cut to {} of {} ids", vocabulary.kept, vocabulary.full), &path, best, cap)?;
