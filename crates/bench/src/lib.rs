@@ -15,6 +15,7 @@
 //! | [`environment`] | machine, program, checkpoint by hash |
 //! | [`record`] | a run as one line of JSON |
 //! | [`log`] | results files: append under a lock, read what is whole |
+//! | [`merge`] | results files of many nodes brought into one |
 
 #![forbid(unsafe_code)]
 
@@ -24,6 +25,7 @@ pub mod engine;
 pub mod environment;
 mod error;
 pub mod log;
+pub mod merge;
 pub mod prompts;
 pub mod protocol;
 pub mod record;

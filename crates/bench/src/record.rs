@@ -146,6 +146,9 @@ pub struct Record {
     pub binary: Binary,
     /// The machine.
     pub environment: Environment,
+    /// Which of many like machines, as whoever ran it calls it: two records with the same one are draws of one node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// What was timed.
     pub target: TargetInfo,
     /// Of which checkpoint.
@@ -187,6 +190,7 @@ impl Record {
             time: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
             binary,
             environment,
+            node: None,
             target,
             checkpoint,
             prompts,

@@ -19,6 +19,9 @@ fn main() -> ExitCode {
     bake::lineage::set_tool_commit(env!("CHIKU_BUILD_COMMIT"));
     let cli = cli::Cli::parse();
     let json = cli.command.json();
+    if cfg!(feature = "planted-slow-step") {
+        errln!("warning: this build is slowed on purpose (feature planted-slow-step)");
+    }
     match cli.command.run(cli.quiet) {
         Ok(code) => code,
         Err(error) => exit::report(&error, json),

@@ -179,10 +179,14 @@ impl Engine {
         let positions = chain.chain(batch.side.iter().map(|s| s.0)).collect::<Vec<_>>()[batch.wanted.clone()].to_vec();
         let (isa, model, kv) = (self.isa, &*self.model, &mut self.kv);
         let observe: &mut (dyn FnMut(Stage, &[f32]) + Send) = observe;
+        #[cfg(feature = "planted-slow-step")]
+        let begun = std::time::Instant::now();
         let pass = self.pool.install(move || {
             let observe: &mut Observer = observe;
             forward(isa, model, kv, batch, observe)
         });
+        #[cfg(feature = "planted-slow-step")]
+        wait_until(begun, begun.elapsed() * 3 / 2);
         Ok(Logits {
             values: pass.logits,
             hidden: pass.hidden,
@@ -211,5 +215,13 @@ impl Engine {
     pub fn cache(&self, layer: usize) -> (&[f32], &[f32]) {
         let view = self.kv.view(self.model.config().kv_layer(layer));
         (view.keys, view.values)
+    }
+}
+
+/// Keeps the processor busy, as a slower pass would.
+#[cfg(feature = "planted-slow-step")]
+fn wait_until(begun: std::time::Instant, elapsed: std::time::Duration) {
+    while begun.elapsed() < elapsed {
+        std::hint::spin_loop();
     }
 }

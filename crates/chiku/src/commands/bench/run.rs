@@ -30,7 +30,8 @@ completion tokens over the wall time of the whole sequence, prefill inside. Ctrl
 
 Examples:
   chiku bench run --model nano --limit 16 --max-tokens 64
-  chiku bench run --model nano-int4 --against nano --limit 32 --out samples.jsonl"
+  chiku bench run --model nano-int4 --against nano --limit 32 --out samples.jsonl
+  chiku bench run --model nano --node-id node-7 --out draw-7.jsonl"
 )]
 pub struct RunArgs {
     /// A checkpoint directory in Hugging Face layout, or `nano` for the embedded model.
@@ -60,12 +61,25 @@ pub struct RunArgs {
     /// Seed of the interval's resampling.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
+    /// Name of this machine among like ones, for the record: two records with the same one are draws of one node.
+    #[arg(long, value_parser = node_id, value_name = "ID")]
+    pub node_id: Option<String>,
     /// JSONL file to append the record to [default: results/YEAR/MACHINE-MONTH.jsonl].
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Print the records as JSON, without the samples.
     #[arg(long)]
     pub json: bool,
+}
+
+/// A name without blanks and control characters, as node names are.
+fn node_id(text: &str) -> std::result::Result<String, String> {
+    let plain = |c: char| c.is_ascii_graphic();
+    if (1..=128).contains(&text.len()) && text.chars().all(plain) {
+        Ok(text.to_string())
+    } else {
+        Err("expected 1 to 128 printable characters without blanks".into())
+    }
 }
 
 /// A loaded model to be timed.
@@ -172,8 +186,9 @@ pub fn measure(
 }
 
 fn binary() -> Binary {
+    let planted = if cfg!(feature = "planted-slow-step") { "-planted-slow-step" } else { "" };
     let commit = Some(env!("CHIKU_BUILD_COMMIT").to_string()).filter(|c| !c.is_empty());
-    Binary { version: env!("CARGO_PKG_VERSION").into(), commit }
+    Binary { version: env!("CARGO_PKG_VERSION").into(), commit: commit.map(|c| c + planted) }
 }
 
 pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
@@ -201,7 +216,8 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
         None => bench::log::monthly(Path::new("results"), &Environment::capture().machine()),
     };
     bench::log::check(&path)?;
-    let records = measure(&sides, &args.engine, &prompts, &protocol, args.seed, quiet)?;
+    let mut records = measure(&sides, &args.engine, &prompts, &protocol, args.seed, quiet)?;
+    records.iter_mut().for_each(|r| r.node.clone_from(&args.node_id));
     for record in &records {
         if let Some(torn) = bench::log::append(&path, record)? {
             crate::errln!("warning: {}: line {} is torn and was closed: {}", path.display(), torn.line, torn.reason);
