@@ -13,7 +13,6 @@ use safetensors::Dtype;
 
 use crate::error::Result;
 use crate::plan::{Output, Plan, Work};
-use crate::quant;
 use crate::roles::{Linear, PACKED_PARTS, Part, Role, role};
 
 /// What [`tensors`] looks at.
@@ -260,16 +259,22 @@ fn check_linear(
         problems.push(format!("`{module}` is missing or incomplete (expected {shape:?}, dense or packed)"));
         return;
     };
-    let want = [out, quant::words(inputs)];
-    if packed.shape != want || packed.dtype != Dtype::I32 {
-        problems.push(unequal(&packed.name, &want, packed, slicing_hint(&module)));
-    }
-    match scale.shape[..] {
-        [rows, groups] if rows == out && groups > 0 && inputs.is_multiple_of(groups) && is_float(scale.dtype) => {}
-        _ => problems.push(format!(
-            "`{}` is {} {:?}, expected BF16 [{out}, a divisor of {inputs}]",
-            scale.name, scale.dtype, scale.shape
-        )),
+    // That there is a configuration at all is asked once, in `ignore_list`.
+    if let Some(quantization) = &subject.config.quantization {
+        match quantization.packing(&module, inputs) {
+            Err(reason) => problems.push(format!("`{module}` {reason}")),
+            Ok(packing) => {
+                let said = format!(" ({packing})");
+                let want = [out, packing.words];
+                if packed.shape != want || packed.dtype != Dtype::I32 {
+                    problems.push(unequal(&packed.name, &want, packed, &(said.clone() + slicing_hint(&module))));
+                }
+                let want = [out, packing.groups];
+                if scale.shape != want || scale.dtype != Dtype::BF16 {
+                    problems.push(unequal(&scale.name, &want, scale, &(said + slicing_hint(&module))));
+                }
+            }
+        }
     }
     match subject.weight_shapes.get(&shape_tensor.name) {
         Some(&[a, b]) if [a, b] == [out as i64, inputs as i64] => {}
@@ -278,32 +283,22 @@ fn check_linear(
     }
 }
 
-/// Packed modules must not be ignored; dense ones of the text model must be, or other programs look for packed ones.
+/// Dense linears of the text model must be ignored, or other programs look for packed ones.
 fn ignore_list(subject: &Subject) -> Vec<String> {
-    let mut problems = Vec::new();
-    let packed: HashSet<String> =
-        subject.tensors.iter().filter_map(|t| t.name.strip_suffix(".weight_packed").map(str::to_string)).collect();
     let Some(q) = &subject.config.quantization else {
-        if !packed.is_empty() {
-            problems.push(format!("{} linears are packed, but config.json has no quantization_config", packed.len()));
-        }
-        return problems;
+        return match subject.tensors.iter().filter(|t| t.name.ends_with(".weight_packed")).count() {
+            0 => vec![],
+            n => vec![format!("{n} linears are packed, but config.json has no quantization_config")],
+        };
     };
-    for module in q.ignore.iter().filter(|m| packed.contains(*m)) {
-        problems.push(format!("`{module}` is packed, but stands in the ignore list of quantization_config"));
-    }
-    // A pattern could cover any of the modules; only plain lists are held to this.
-    if !q.ignore.iter().any(|m| m.starts_with("re:")) {
-        for t in subject.tensors {
-            if let Role::Linear(linear, Part::Dense) = role(subject.prefix, &t.name)
-                && let module = linear.module(subject.prefix)
-                && !q.ignore.contains(&module)
-            {
-                problems.push(format!("`{module}` is dense, but not in the ignore list of quantization_config"));
-            }
-        }
-    }
-    problems
+    let dense = subject.tensors.iter().filter_map(|t| match role(subject.prefix, &t.name) {
+        Role::Linear(linear, Part::Dense) => Some(linear.module(subject.prefix)),
+        _ => None,
+    });
+    dense
+        .filter(|module| !q.ignores(module) && q.scheme(module).is_some())
+        .map(|module| format!("`{module}` is dense, but not in the ignore list of quantization_config"))
+        .collect()
 }
 
 fn is_float(dtype: Dtype) -> bool {

@@ -155,8 +155,8 @@ impl Group {
             };
             Group {
                 name: s.name.clone(),
-                targets: s.targets.clone(),
-                bits: s.bits,
+                targets: s.targets.iter().map(|t| t.as_str().to_string()).collect(),
+                bits: s.bits.get(),
                 strategy: strategy.into(),
                 group_size,
             }
@@ -249,10 +249,10 @@ pub(crate) fn chiku_only(config: &ModelConfig, keepset_rows: Option<usize>) -> V
         ));
     }
     for scheme in config.quantization.iter().flat_map(|q| &q.schemes) {
-        if !INTEROPERABLE_BITS.contains(&scheme.bits) {
+        if !INTEROPERABLE_BITS.contains(&scheme.bits.get()) {
             reasons.push(format!(
                 "config group `{}` has {} bits a weight; loaders read 4 and 8",
-                scheme.name, scheme.bits
+                scheme.name, scheme.bits.get()
             ));
         }
     }

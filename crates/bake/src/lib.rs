@@ -9,7 +9,7 @@
 //!
 //! | module | concept |
 //! |---|---|
-//! | [`quant`] | int4 arithmetic on rows |
+//! | [`quant`], [`method`] | arithmetic of packed weights on rows; how scales and integers are chosen |
 //! | [`quantize`], [`prune_vocab`], [`drop_layers`], [`synth`] | the bakes |
 //! | [`recipe`] | several bakes in one, from a TOML file |
 //! | [`keepset`] | which tokens a pruned head keeps, and what share of a text that covers |
@@ -32,6 +32,7 @@ mod error;
 pub mod inspect;
 pub mod keepset;
 pub mod lineage;
+pub mod method;
 pub mod parent;
 pub mod plan;
 pub mod prune_vocab;

@@ -1,24 +1,19 @@
 //! Quantiser arithmetic: pure functions on rows, without files or threads.
 //!
-//! The format is symmetric int4 of `compressed-tensors`, `pack-quantized`: a weight is `q * scale` with q in -8..=7, stored as
-//! the nibble `q + 8`, eight nibbles a 32-bit word, lowest first. The arithmetic is the library's (0.20.1, observer
-//! `memoryless_minmax`), bit for bit, which `tests/interop` holds to: the scale is absmax / 7.5 (half of the range -8..7) in
-//! the weights' own type, a zero scale becomes that type's machine epsilon, and the quotient w / scale of bf16 weights is
-//! rounded to bf16 *before* it is rounded to an integer. That double rounding moves about one quotient in a hundred across a
-//! tie; it is kept, because "the same bytes as everybody's tools" is worth more than that.
+//! The format is the symmetric one of `compressed-tensors`, `pack-quantized`: a weight is `q * scale` with q of b bits, stored
+//! as the field `q + 2^(b-1)`, packed as [`kernels::packing`] says. The arithmetic is the library's (0.20.1, observer
+//! `memoryless_minmax`), bit for bit, which `tests/interop` holds to: the scale is absmax over half of the range (7.5 for
+//! -8..7) in the weights' own type, a zero scale becomes that type's machine epsilon, and the quotient w / scale of bf16
+//! weights is rounded to bf16 *before* it is rounded to an integer. That double rounding moves about one quotient in a hundred
+//! across a tie; it is kept, because "the same bytes as everybody's tools" is worth more than that.
+//!
+//! A method ([`crate::method`]) chooses scales, and may choose fields that are not the nearest; the rest is shared by all.
 
 use half::bf16;
+pub use runtime::config::Bits;
 
 use crate::error::{Error, Result};
 
-/// Weights in a 32-bit word.
-pub const PER_WORD: usize = 8;
-/// Smallest and largest integer.
-pub const Q_MIN: i32 = -8;
-/// Largest integer.
-pub const Q_MAX: i32 = 7;
-/// Half of the width of the integer range: absmax maps to it.
-const HALF_RANGE: f32 = 7.5;
 /// Adding and subtracting 1.5 * 2^23 rounds an f32 of small magnitude to the nearest integer, ties to even; the integer
 /// stands in the low bits. Unlike `round_ties_even` it needs no SSE4.1, so the loop vectorises on every x86-64.
 const ROUND: f32 = 12_582_912.0;
@@ -42,57 +37,74 @@ impl Arithmetic {
     }
 }
 
-/// Words of a packed row of `inputs` weights.
-pub const fn words(inputs: usize) -> usize {
-    inputs.div_ceil(PER_WORD)
+/// Scale of a group whose largest magnitude is `absmax` (finite): half of the width of the integer range stands for it.
+pub fn scale(absmax: f32, bits: Bits, arithmetic: Arithmetic) -> bf16 {
+    let half_range = bits.field_max() as f32 / 2.0;
+    non_zero(bf16::from_f32(absmax / half_range), arithmetic)
 }
 
-/// Scale of a group whose largest magnitude is `absmax` (finite).
-pub fn scale(absmax: f32, arithmetic: Arithmetic) -> bf16 {
-    let scale = bf16::from_f32(absmax / HALF_RANGE);
+/// `scale`, or the epsilon that replaces a zero.
+pub(crate) fn non_zero(scale: bf16, arithmetic: Arithmetic) -> bf16 {
     // The f32 epsilon also replaces f32 scales that only vanish in bf16: dividing by them would make infinities.
     if scale == bf16::ZERO { arithmetic.epsilon() } else { scale }
 }
 
-/// Quantises one row to nibbles (`q + 8`, 0..=15) and one bf16 scale a group.
+/// Quantises one row by its largest magnitudes: fields (`q + 2^(b-1)`) and one bf16 scale a group.
 ///
-/// `weights` and `nibbles` have the same length, a multiple of `group`; `scales` has `weights.len() / group` entries. A
+/// `weights` and `fields` have the same length, a multiple of `group`; `scales` has `weights.len() / group` entries. A
 /// channel is one group of the whole row. All weights are finite (see [`find_non_finite`]).
+///
+/// # Errors
+/// [`Error::Option`] where the lengths do not fit together.
 pub fn quantise_row(
     weights: &[f32],
     group: usize,
+    bits: Bits,
     arithmetic: Arithmetic,
-    nibbles: &mut [u8],
+    fields: &mut [u8],
     scales: &mut [bf16],
 ) -> Result<()> {
-    if group == 0 || weights.len() != group * scales.len() || nibbles.len() != weights.len() {
-        return Err(Error::Option {
-            option: "group",
-            expected: format!("a divisor of the row's length, with {} scales and nibbles to match", scales.len()),
-            found: format!("{group} for {} weights and {} nibbles", weights.len(), nibbles.len()),
-        });
-    }
-    for ((w, n), s) in weights.chunks_exact(group).zip(nibbles.chunks_exact_mut(group)).zip(scales) {
-        *s = scale(absmax(w), arithmetic);
-        let divisor = s.to_f32();
-        match arithmetic {
-            Arithmetic::Bf16 => {
-                for (n, &w) in n.iter_mut().zip(w) {
-                    *n = nibble(round_to_bf16(w / divisor));
-                }
-            }
-            Arithmetic::F32 => {
-                for (n, &w) in n.iter_mut().zip(w) {
-                    *n = nibble(w / divisor);
-                }
-            }
-        }
+    check_lengths(weights, group, fields, scales)?;
+    for ((w, f), s) in weights.chunks_exact(group).zip(fields.chunks_exact_mut(group)).zip(scales) {
+        *s = scale(absmax(w), bits, arithmetic);
+        quantise_group(w, *s, bits, arithmetic, f);
     }
     Ok(())
 }
 
+/// Refuses slices of lengths that are not those of a row.
+pub(crate) fn check_lengths(weights: &[f32], group: usize, fields: &[u8], scales: &[bf16]) -> Result<()> {
+    if group == 0 || weights.len() != group * scales.len() || fields.len() != weights.len() {
+        return Err(Error::Option {
+            option: "group",
+            expected: format!("a divisor of the row's length, with {} scales and fields to match", scales.len()),
+            found: format!("{group} for {} weights and {} fields", weights.len(), fields.len()),
+        });
+    }
+    Ok(())
+}
+
+/// The nearest fields of weights that share a scale, which is not zero.
+#[inline]
+pub fn quantise_group(weights: &[f32], scale: bf16, bits: Bits, arithmetic: Arithmetic, fields: &mut [u8]) {
+    let divisor = scale.to_f32();
+    let (low, high) = (bits.q_min() as f32, bits.q_max() as f32);
+    match arithmetic {
+        Arithmetic::Bf16 => {
+            for (f, &w) in fields.iter_mut().zip(weights) {
+                *f = field(round_to_bf16(w / divisor), low, high);
+            }
+        }
+        Arithmetic::F32 => {
+            for (f, &w) in fields.iter_mut().zip(weights) {
+                *f = field(w / divisor, low, high);
+            }
+        }
+    }
+}
+
 /// Largest magnitude.
-fn absmax(weights: &[f32]) -> f32 {
+pub(crate) fn absmax(weights: &[f32]) -> f32 {
     // Magnitudes of finite floats order like their bits; integer max vectorises, f32::max does not for its NaN rule.
     f32::from_bits(weights.iter().fold(0, |m, w| m.max(w.to_bits() & 0x7fff_ffff)))
 }
@@ -103,40 +115,58 @@ fn round_to_bf16(x: f32) -> f32 {
     f32::from_bits((bits.wrapping_add(0x7fff + ((bits >> 16) & 1))) & 0xffff_0000)
 }
 
-/// Clamps, rounds half to even, offsets.
-fn nibble(quotient: f32) -> u8 {
-    let clamped = quotient.clamp(Q_MIN as f32, Q_MAX as f32);
+/// Clamps, rounds half to even, offsets by the smallest integer, `low`.
+fn field(quotient: f32, low: f32, high: f32) -> u8 {
+    let clamped = quotient.clamp(low, high);
     let q = (clamped + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32;
-    (q - Q_MIN) as u8
+    (q - low as i32) as u8
 }
 
-/// Packs nibbles (0..=15) eight a word, lowest first. The unused high nibbles of the last word are zero.
+/// The integer that a quotient becomes, as [`quantise_group`] rounds it.
+#[inline(always)]
+pub(crate) fn nearest(quotient: f32, low: f32, high: f32, arithmetic: Arithmetic) -> f32 {
+    let quotient = if arithmetic == Arithmetic::Bf16 { round_to_bf16(quotient) } else { quotient };
+    quotient.clamp(low, high) + ROUND - ROUND
+}
+
+/// Packs fields, lowest first. Unused high bits of a word are zero.
 ///
-/// `out` has [`words`]`(nibbles.len())` entries.
-pub fn pack_row(nibbles: &[u8], out: &mut [u32]) {
-    for (word, n) in out.iter_mut().zip(nibbles.chunks(PER_WORD)) {
-        *word = n.iter().enumerate().fold(0, |w, (i, &n)| w | u32::from(n & 15) << (4 * i));
+/// `out` has [`Bits::words`]`(fields.len())` entries.
+pub fn pack_row(fields: &[u8], bits: Bits, out: &mut [u32]) {
+    match bits {
+        Bits::Two => pack::<2>(fields, out),
+        Bits::Three => pack::<3>(fields, out),
+        Bits::Four => pack::<4>(fields, out),
+        Bits::Eight => pack::<8>(fields, out),
+    }
+}
+
+fn pack<const BITS: usize>(fields: &[u8], out: &mut [u32]) {
+    let mask = (1u32 << BITS) - 1;
+    for (word, f) in out.iter_mut().zip(fields.chunks(32 / BITS)) {
+        *word = f.iter().enumerate().fold(0, |w, (i, &f)| w | (u32::from(f) & mask) << (BITS * i));
     }
 }
 
 /// The inverse of [`pack_row`]; `out.len()` is the number of weights.
-pub fn unpack_row(words: &[u32], out: &mut [u8]) {
-    for (n, &word) in out.chunks_mut(PER_WORD).zip(words) {
-        for (i, n) in n.iter_mut().enumerate() {
-            *n = (word >> (4 * i)) as u8 & 15;
+pub fn unpack_row(words: &[u32], bits: Bits, out: &mut [u8]) {
+    let (width, mask) = (bits.get(), bits.field_max());
+    for (f, &word) in out.chunks_mut(bits.per_word()).zip(words) {
+        for (i, f) in f.iter_mut().enumerate() {
+            *f = (word >> (width * i) & mask) as u8;
         }
     }
 }
 
-/// The weights that a packed row stands for: `(nibble - 8) * scale`, exact in f32.
+/// The weights that a packed row stands for: `q * scale`, exact in f32.
 ///
 /// `scales` has one entry a group of `group` weights.
-pub fn dequantise_row(nibbles: &[u8], scales: &[bf16], group: usize, out: &mut [f32]) {
-    let groups = nibbles.chunks(group.max(1)).zip(out.chunks_mut(group.max(1)));
-    for ((n, o), s) in groups.zip(scales) {
+pub fn dequantise_row(fields: &[u8], scales: &[bf16], group: usize, bits: Bits, out: &mut [f32]) {
+    let groups = fields.chunks(group.max(1)).zip(out.chunks_mut(group.max(1)));
+    for ((f, o), s) in groups.zip(scales) {
         let s = s.to_f32();
-        for (o, &n) in o.iter_mut().zip(n) {
-            *o = (i32::from(n) + Q_MIN) as f32 * s;
+        for (o, &f) in o.iter_mut().zip(f) {
+            *o = (i32::from(f) + bits.q_min()) as f32 * s;
         }
     }
 }
@@ -157,12 +187,17 @@ mod tests {
     use proptest::prelude::*;
 
     /// The same arithmetic said plainly.
-    fn naive(w: f32, s: bf16, arithmetic: Arithmetic) -> u8 {
+    fn naive(w: f32, s: bf16, bits: Bits, arithmetic: Arithmetic) -> u8 {
         let quotient = match arithmetic {
             Arithmetic::Bf16 => bf16::from_f32(w / s.to_f32()).to_f32(),
             Arithmetic::F32 => w / s.to_f32(),
         };
-        (quotient.clamp(-8.0, 7.0).round_ties_even() + 8.0) as u8
+        let half = (1 << (bits.get() - 1)) as f32;
+        (quotient.clamp(-half, half - 1.0).round_ties_even() + half) as u8
+    }
+
+    fn width() -> impl Strategy<Value = Bits> {
+        prop::sample::select(&Bits::ALL[..])
     }
 
     fn row(arithmetic: Arithmetic) -> impl Strategy<Value = (usize, Vec<f32>)> {
@@ -180,50 +215,64 @@ mod tests {
         })
     }
 
-    fn check(group: usize, weights: &[f32], arithmetic: Arithmetic) -> std::result::Result<(), TestCaseError> {
-        let mut nibbles = vec![0; weights.len()];
+    fn check(
+        group: usize,
+        weights: &[f32],
+        bits: Bits,
+        arithmetic: Arithmetic,
+    ) -> std::result::Result<(), TestCaseError> {
+        let mut fields = vec![0; weights.len()];
         let mut scales = vec![bf16::ZERO; weights.len() / group];
-        quantise_row(weights, group, arithmetic, &mut nibbles, &mut scales).unwrap();
+        quantise_row(weights, group, bits, arithmetic, &mut fields, &mut scales).unwrap();
         let mut back = vec![0.0; weights.len()];
-        dequantise_row(&nibbles, &scales, group, &mut back);
-        for (i, (&w, &n)) in weights.iter().zip(&nibbles).enumerate() {
+        dequantise_row(&fields, &scales, group, bits, &mut back);
+        for (i, (&w, &n)) in weights.iter().zip(&fields).enumerate() {
             let s = scales[i / group];
-            prop_assert_eq!(n, naive(w, s, arithmetic), "weight {} scale {}", w, s);
+            prop_assert_eq!(n, naive(w, s, bits, arithmetic), "weight {} scale {}", w, s);
             if s.to_f32() < 1e-36 {
                 continue; // too few bits in the scale for a bound
             }
-            // Half a step, plus the step lost at +7.5 -> 7 and the rounding of scale and quotient (2^-8 relative each).
+            // Half a step, plus the half lost where the range's upper half ends below absmax, and the rounding of scale and
+            // quotient (2^-8 relative each).
             let s = s.to_f32();
-            let limit = if w > 6.5 * s { 1.0 } else { 0.5 };
-            prop_assert!((back[i] - w).abs() <= (limit + 0.07) * s, "{} became {}, scale {}", w, back[i], s);
+            let top = bits.q_max() as f32;
+            let limit = if w > (top - 0.5) * s { 1.0 } else { 0.5 };
+            let rounding = (top + 1.0) / 256.0;
+            prop_assert!((back[i] - w).abs() <= (limit + rounding) * s, "{} became {}, scale {}", w, back[i], s);
         }
-        let mut packed = vec![0; words(weights.len())];
-        pack_row(&nibbles, &mut packed);
+        let mut packed = vec![0; bits.words(weights.len())];
+        pack_row(&fields, bits, &mut packed);
         let mut unpacked = vec![0xff; weights.len()];
-        unpack_row(&packed, &mut unpacked);
-        prop_assert_eq!(unpacked, nibbles);
+        unpack_row(&packed, bits, &mut unpacked);
+        prop_assert_eq!(unpacked, fields);
         Ok(())
     }
 
     proptest! {
         #[test]
-        fn bf16_rows_round_trip((group, weights) in row(Arithmetic::Bf16)) {
-            check(group, &weights, Arithmetic::Bf16)?;
+        fn bf16_rows_round_trip((group, weights) in row(Arithmetic::Bf16), bits in width()) {
+            check(group, &weights, bits, Arithmetic::Bf16)?;
         }
 
         #[test]
-        fn f32_rows_round_trip((group, weights) in row(Arithmetic::F32)) {
-            check(group, &weights, Arithmetic::F32)?;
+        fn f32_rows_round_trip((group, weights) in row(Arithmetic::F32), bits in width()) {
+            check(group, &weights, bits, Arithmetic::F32)?;
         }
 
         #[test]
-        fn packing_follows_the_formula_of_the_format(nibbles in prop::collection::vec(0u8..16, 0..70)) {
-            let mut packed = vec![u32::MAX; words(nibbles.len())];
-            pack_row(&nibbles, &mut packed);
-            for i in 0..packed.len() * PER_WORD {
-                let n = (packed[i / 8] >> (4 * (i % 8))) & 15;
-                prop_assert_eq!(n, nibbles.get(i).copied().map_or(0, u32::from), "index {}", i);
+        fn packing_follows_the_formula_of_the_format(bytes in prop::collection::vec(any::<u8>(), 0..70), bits in width()) {
+            let b = bits.get() as u32;
+            let fields: Vec<u8> = bytes.iter().map(|v| (u32::from(*v) % (1 << b)) as u8).collect();
+            let per_word = (32 / b) as usize;
+            let mut packed = vec![u32::MAX; fields.len().div_ceil(per_word)];
+            pack_row(&fields, bits, &mut packed);
+            for i in 0..packed.len() * per_word {
+                let field = (packed[i / per_word] >> (b * (i % per_word) as u32)) & ((1 << b) - 1);
+                prop_assert_eq!(field, fields.get(i).copied().map_or(0, u32::from), "index {}", i);
             }
+            // Nothing stands above the last field of a word.
+            let used = per_word as u32 * b;
+            prop_assert!(packed.iter().all(|w| used == 32 || w >> used == 0));
         }
     }
 
@@ -231,20 +280,25 @@ mod tests {
     fn known_values() {
         let weights = [7.5, 6.5, 5.5, 0.5, -0.5, -1.5, -7.5, 7.0];
         let (mut n, mut s) = ([0; 8], [bf16::ZERO; 1]);
-        quantise_row(&weights, 8, Arithmetic::Bf16, &mut n, &mut s).unwrap();
+        quantise_row(&weights, 8, Bits::Four, Arithmetic::Bf16, &mut n, &mut s).unwrap();
         assert_eq!(s[0], bf16::ONE);
         // Ties go to even, +8 is clamped to 7.
         assert_eq!(n, [15, 14, 14, 8, 8, 6, 0, 15]);
         let mut word = [0];
-        pack_row(&n, &mut word);
+        pack_row(&n, Bits::Four, &mut word);
         assert_eq!(word, [0xf068_8eef]);
+        // The range of two bits, -2..1, has half width 1.5.
+        let weights = [3.0, 2.9, 1.1, 0.9, -0.9, -1.1, -3.0, -2.9];
+        quantise_row(&weights, 8, Bits::Two, Arithmetic::F32, &mut n, &mut s).unwrap();
+        assert_eq!(s[0], bf16::from_f32(2.0));
+        assert_eq!(n, [3, 3, 3, 2, 2, 1, 0, 1]);
     }
 
     #[test]
     fn a_zero_group_gets_the_epsilon_of_the_weights_type() {
         let (mut n, mut s) = ([1; 4], [bf16::ZERO; 2]);
         for (arithmetic, eps) in [(Arithmetic::Bf16, 0.007_812_5), (Arithmetic::F32, f32::EPSILON)] {
-            quantise_row(&[0.0, -0.0, 1e-41, -1e-41], 2, arithmetic, &mut n, &mut s).unwrap();
+            quantise_row(&[0.0, -0.0, 1e-41, -1e-41], 2, Bits::Four, arithmetic, &mut n, &mut s).unwrap();
             assert_eq!(s.map(bf16::to_f32), [eps; 2], "{arithmetic:?}");
             assert_eq!(n, [8; 4]);
         }
@@ -256,18 +310,18 @@ mod tests {
         let absmax = 7.5;
         let w = 5.492;
         let (mut n, mut s) = ([0; 2], [bf16::ZERO; 1]);
-        quantise_row(&[absmax, w], 2, Arithmetic::Bf16, &mut n, &mut s).unwrap();
+        quantise_row(&[absmax, w], 2, Bits::Four, Arithmetic::Bf16, &mut n, &mut s).unwrap();
         assert_eq!(n[1], 14, "5.492 becomes 5.5, whose even neighbour is 6");
-        quantise_row(&[absmax, w], 2, Arithmetic::F32, &mut n, &mut s).unwrap();
+        quantise_row(&[absmax, w], 2, Bits::Four, Arithmetic::F32, &mut n, &mut s).unwrap();
         assert_eq!(n[1], 13);
     }
 
     #[test]
     fn wrong_lengths_are_refused() {
         let (mut n, mut s) = ([0; 4], [bf16::ZERO; 1]);
-        assert!(quantise_row(&[0.0; 4], 3, Arithmetic::F32, &mut n, &mut s).is_err());
-        assert!(quantise_row(&[0.0; 4], 0, Arithmetic::F32, &mut n, &mut s).is_err());
-        assert!(quantise_row(&[0.0; 3], 3, Arithmetic::F32, &mut n, &mut s).is_err());
+        assert!(quantise_row(&[0.0; 4], 3, Bits::Four, Arithmetic::F32, &mut n, &mut s).is_err());
+        assert!(quantise_row(&[0.0; 4], 0, Bits::Four, Arithmetic::F32, &mut n, &mut s).is_err());
+        assert!(quantise_row(&[0.0; 3], 3, Bits::Four, Arithmetic::F32, &mut n, &mut s).is_err());
     }
 
     #[test]

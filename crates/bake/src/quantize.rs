@@ -21,9 +21,10 @@ use crate::config_edit::Config;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::lineage::Lineage;
+use crate::method::{ByRow, Method, Quantiser};
 use crate::parent::Parent;
 use crate::plan::{Job, Output, Plan, Work};
-use crate::quant::{self, Arithmetic};
+use crate::quant::{self, Arithmetic, Bits};
 use crate::quant_config::{self, Strategies};
 use crate::roles::{Linear, Part, Role, role};
 use crate::writer::{self, Report, WriteOptions};
@@ -45,6 +46,8 @@ impl Default for QuantizeOptions {
     }
 }
 
+/// A group is a multiple of this, whatever the width: the kernels expand eight weights at a time.
+const GROUP_MULTIPLE: usize = 8;
 /// Largest group size accepted: longer groups are better served by a channel.
 const GROUP_LIMIT: usize = 4096;
 
@@ -141,11 +144,11 @@ pub(crate) fn describe(strategy: Strategy) -> String {
     }
 }
 
-/// Refuses group sizes that no kernel reads: a group is whole words.
+/// Refuses group sizes that no kernel reads.
 pub(crate) fn check_strategy(option: &'static str, strategy: Strategy) -> Result<()> {
     match strategy {
-        Strategy::Group(size) if size == 0 || size > GROUP_LIMIT || !size.is_multiple_of(quant::PER_WORD) => {
-            let expected = format!("a multiple of {} from {} to {GROUP_LIMIT}", quant::PER_WORD, quant::PER_WORD);
+        Strategy::Group(size) if size == 0 || size > GROUP_LIMIT || !size.is_multiple_of(GROUP_MULTIPLE) => {
+            let expected = format!("a multiple of {} from {} to {GROUP_LIMIT}", GROUP_MULTIPLE, GROUP_MULTIPLE);
             Err(Error::Option { option, expected, found: size.to_string() })
         }
         _ => Ok(()),
@@ -177,22 +180,24 @@ pub(crate) fn packed(
         Strategy::Channel => inputs,
     };
     let groups = inputs.checked_div(group).unwrap_or(1);
-    let words = quant::words(inputs);
+    let bits = Bits::Four;
+    let words = bits.words(inputs);
+    let quantiser = ByRow { method: Method::Rtn, bits, group, arithmetic };
     let fill = move |rows: Range<usize>, buffers: &mut [&mut [u8]]| {
         let [packed, scales] = buffers else { return Ok(()) };
         let batch = (BATCH / inputs.max(1)).max(1);
         let mut weights = vec![0f32; batch.min(rows.len()) * inputs];
         let mut scratch = Vec::new();
-        let mut nibbles = vec![0; inputs];
+        let mut fields = vec![0; inputs];
         let (mut row_words, mut row_scales) = (vec![0u32; words], vec![bf16::ZERO; groups]);
         let mut outputs = packed.chunks_mut((words * 4).max(1)).zip(scales.chunks_mut((groups * 2).max(1)));
         for start in rows.clone().step_by(batch) {
             let now = start..(start + batch).min(rows.end);
             let weights = &mut weights[..now.len() * inputs];
-            read(now, weights, &mut scratch)?;
-            for (row, (packed, scales)) in weights.chunks_exact(inputs.max(1)).zip(&mut outputs) {
-                quant::quantise_row(row, group, arithmetic, &mut nibbles, &mut row_scales)?;
-                quant::pack_row(&nibbles, &mut row_words);
+            read(now.clone(), weights, &mut scratch)?;
+            for ((n, row), (packed, scales)) in now.zip(weights.chunks_exact(inputs.max(1))).zip(&mut outputs) {
+                quantiser.quantise(n, row, &mut fields, &mut row_scales)?;
+                quant::pack_row(&fields, bits, &mut row_words);
                 for (b, w) in packed.as_chunks_mut::<4>().0.iter_mut().zip(&row_words) {
                     *b = w.to_le_bytes();
                 }

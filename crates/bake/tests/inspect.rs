@@ -218,7 +218,7 @@ fn damage_is_named() {
     );
     has(
         &problems("08_int4", &|_, c| c["quantization_config"]["ignore"] = json!([up])),
-        "is packed, but stands in the ignore list",
+        "is packed, but the ignore list of quantization_config names the module",
     );
     has(
         &problems("08_int4", &|t, _| {

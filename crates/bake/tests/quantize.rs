@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 
-use bake::quant::{self, Arithmetic};
+use bake::quant::{self, Arithmetic, Bits};
 use bake::quantize::{self, QuantizeOptions};
 use bake::{Error, Strategy};
 use common::*;
@@ -36,8 +36,8 @@ fn edge_rows_equal_the_library() {
             let (mut nibbles, mut words) = (vec![0; inputs], vec![0; inputs / 8]);
             let mut row_scales = vec![bf16::ZERO; inputs / group];
             for (r, row) in weights.chunks(inputs).enumerate() {
-                quant::quantise_row(row, group, arithmetic, &mut nibbles, &mut row_scales).unwrap();
-                quant::pack_row(&nibbles, &mut words);
+                quant::quantise_row(row, group, Bits::Four, arithmetic, &mut nibbles, &mut row_scales).unwrap();
+                quant::pack_row(&nibbles, Bits::Four, &mut words);
                 let got: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
                 let got_scales: Vec<u8> = row_scales.iter().flat_map(|s| s.to_le_bytes()).collect();
                 let (w, s) = (got.len(), got_scales.len());
@@ -122,7 +122,7 @@ fn f32_parents_are_quantised_in_f32() {
     let name = format!("{LM}layers.0.self_attn.q_proj.weight");
     let row = &floats(&before[&name])[..48];
     let (mut n, mut s) = (vec![0; 48], [bf16::ZERO]);
-    quant::quantise_row(row, 48, Arithmetic::F32, &mut n, &mut s).unwrap();
+    quant::quantise_row(row, 48, Bits::Four, Arithmetic::F32, &mut n, &mut s).unwrap();
     assert_eq!(after[&format!("{name}_scale")].2[..2], s[0].to_le_bytes());
     assert!(open(&out).config_json()["quantization_config"]["config_groups"].get("group_0_channel").is_none());
 }

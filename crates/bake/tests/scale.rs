@@ -71,7 +71,7 @@ fn cpu_seconds() -> f64 {
 #[test]
 #[ignore = "measures"]
 fn rounding_to_nearest_per_core() {
-    use bake::quant::{self, Arithmetic};
+    use bake::quant::{self, Arithmetic, Bits};
     use half::bf16;
     let inputs = 2560;
     let row: Vec<f32> = (0..inputs).map(|i| bf16::from_f32((i as f32 * 12.9898).sin()).to_f32()).collect();
@@ -80,8 +80,9 @@ fn rounding_to_nearest_per_core() {
     for arithmetic in [Arithmetic::Bf16, Arithmetic::F32] {
         let (start, rows) = (cpu_seconds(), 40_000);
         for _ in 0..rows {
-            quant::quantise_row(std::hint::black_box(&row), 128, arithmetic, &mut nibbles, &mut scales).unwrap();
-            quant::pack_row(&nibbles, &mut words);
+            quant::quantise_row(std::hint::black_box(&row), 128, Bits::Four, arithmetic, &mut nibbles, &mut scales)
+                .unwrap();
+            quant::pack_row(&nibbles, Bits::Four, &mut words);
             std::hint::black_box((&words, &scales));
         }
         let seconds = cpu_seconds() - start;

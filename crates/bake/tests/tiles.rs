@@ -4,7 +4,7 @@ mod common;
 
 use bake::drop_layers::{self, DropLayersOptions};
 use bake::prune_vocab::{self, PruneVocabOptions};
-use bake::quant::{self, Arithmetic};
+use bake::quant::{self, Arithmetic, Bits};
 use bake::quantize::{self, QuantizeOptions};
 use bake::synth::{self, Shape, SynthOptions};
 use bake::{Error, Strategy, inspect, keepset};
@@ -46,8 +46,8 @@ fn large_tables_are_selected_sliced_and_packed_row_by_row() {
     let (mut n, mut w, mut s) = (vec![0; HIDDEN], vec![0; HIDDEN / 8], vec![bf16::ZERO; HIDDEN / 32]);
     for (r, row) in head.chunks(2 * HIDDEN).enumerate() {
         let row: Vec<f32> = row.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect();
-        quant::quantise_row(&row, 32, Arithmetic::Bf16, &mut n, &mut s).unwrap();
-        quant::pack_row(&n, &mut w);
+        quant::quantise_row(&row, 32, Bits::Four, Arithmetic::Bf16, &mut n, &mut s).unwrap();
+        quant::pack_row(&n, Bits::Four, &mut w);
         let (w, s): (Vec<u8>, Vec<u8>) =
             (w.iter().flat_map(|w| w.to_le_bytes()).collect(), s.iter().flat_map(|s| s.to_le_bytes()).collect());
         assert!(words[r * w.len()..(r + 1) * w.len()] == w, "words of row {r}");

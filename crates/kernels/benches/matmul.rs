@@ -6,6 +6,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use kernels::cpu::{Data, Isa, Matrix, matmul};
+use kernels::packing::Bits;
 
 /// Timed repetitions; the widths take turns in each.
 const ROUNDS: usize = 9;
@@ -21,10 +22,13 @@ fn main() {
         // The MLP of E4B in both directions: k = 2560 fits the L1 cache for a few rows, k = 10240 does not.
         for (rows, cols) in [(10240, 2560), (2560, 10240)] {
             for isa in [Isa::best(), Isa::portable()] {
-                let packed: Vec<u8> = (0..rows * cols / 2).map(|i| ((i * 2_654_435_761) >> 7) as u8).collect();
                 let scales = half::bf16::from_f32(0.01).to_le_bytes().repeat(rows * cols / 128);
-                let int4 = Data::Int4 { packed: &packed[..], scales: &scales[..], group: 128 };
-                measure(isa, "int4", &Matrix::new(rows, cols, int4).expect("it fits"));
+                for bits in Bits::ALL {
+                    let bytes = rows * bits.words(cols) * 4;
+                    let packed: Vec<u8> = (0..bytes).map(|i| ((i * 2_654_435_761) >> 7) as u8).collect();
+                    let data = Data::Packed { bits, packed: &packed[..], scales: &scales[..], group: 128 };
+                    measure(isa, &bits.to_string(), &Matrix::new(rows, cols, data).expect("it fits"));
+                }
                 let bf16 = half::bf16::from_f32(0.01).to_le_bytes().repeat(rows * cols);
                 measure(isa, "bf16", &Matrix::new(rows, cols, Data::Bf16(&bf16[..])).expect("it fits"));
             }

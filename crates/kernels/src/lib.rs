@@ -10,11 +10,13 @@
 //! | [`cpu`] | matrices on packed weights, dot products and attention on the CPU |
 //! | [`attention`] | the table of chunk borders that every attention kernel shares |
 //! | [`device`] | what GPU and driver this machine has, asked without ever failing hard |
+//! | [`packing`] | widths of packed weights, and where a field stands in its word |
 //! | [`roofline`] | bytes a decode step must read, and the time that takes at a given bandwidth |
 
 pub mod attention;
 pub mod cpu;
 pub mod device;
+pub mod packing;
 pub mod roofline;
 
 /// Inputs summed before a partial sum is folded into the total, in every format and on every device.

@@ -18,7 +18,8 @@ mod quantization;
 mod removal;
 
 use fields::Fields;
-pub use quantization::{Quantization, Strategy, WeightScheme};
+pub use kernels::packing::Bits;
+pub use quantization::{ModulePattern, Packing, Quantization, Strategy, WeightScheme};
 
 /// Kind of attention of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

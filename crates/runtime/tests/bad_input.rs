@@ -211,9 +211,11 @@ fn packed_weights_that_contradict_the_file_are_refused() {
         .refused(&["zero point"]);
     int4().edit_header(|h| h[gate("weight_packed")]["dtype"] = json!("U32")).refused(&[&gate("weight_packed"), "I32"]);
     int4().edit_header(|h| h[gate("weight_scale")]["dtype"] = json!("F16")).refused(&[&gate("weight_scale"), "BF16"]);
-    int4()
-        .edit_header(|h| h[gate("weight_scale")]["shape"] = json!([64, 3]))
-        .refused(&[&gate("weight_scale"), "divisor"]);
+    int4().edit_header(|h| h[gate("weight_scale")]["shape"] = json!([64, 3])).refused(&[
+        &gate("weight_scale"),
+        "[96, 2]",
+        "[64, 3]",
+    ]);
     int4().poke(&gate("weight_shape"), 0, &97i64.to_le_bytes()).refused(&[
         &gate("weight_shape"),
         "[97, 64]",
@@ -272,9 +274,17 @@ fn quantization_that_contradicts_the_shapes_is_refused() {
             *c.pointer_mut(&format!("/quantization_config/{pointer}")).unwrap() = value;
         })
     };
-    edit("config_groups/group_0/weights/group_size", json!(64)).refused(&["weight_scale", "groups of 32"]);
-    edit("config_groups/group_0/weights/strategy", json!("channel")).refused(&["weight_scale", "groups of 32"]);
+    edit("config_groups/group_0/weights/group_size", json!(64)).refused(&["weight_scale", "group 64", "`group_0`"]);
+    edit("config_groups/group_0/weights/group_size", json!(48)).refused(&["weight_packed", "does not divide"]);
+    edit("config_groups/group_0/weights/strategy", json!("channel")).refused(&["weight_scale", "channel", "`group_0`"]);
+    for bits in [2, 3, 8] {
+        let said = format!("int{bits}, group 32 in config group `group_0`");
+        edit("config_groups/group_0/weights/num_bits", json!(bits)).refused(&["weight_packed", &said]);
+    }
     edit("config_groups", json!({})).refused(&["no config group"]);
+    edit("config_groups/group_0/targets", json!(["re:.*nothing"])).refused(&["no config group", "weight_packed"]);
+    edit("config_groups/group_0/targets", json!(["re:("])).refused(&["config.json", "targets", "re:("]);
+    edit("ignore", json!(["re:.*k_proj$"])).refused(&["k_proj.weight_packed", "ignore list"]);
     edit("config_groups/group_0/weights/actorder", json!("group")).refused(&["actorder"]);
 }
 

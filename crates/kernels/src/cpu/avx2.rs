@@ -13,8 +13,13 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::attention::{KvView, Ops, attend_with};
-use super::{Data, LANES, MatrixView, fold_lanes, matrix};
+use super::{Data, LANES, MatrixView, fold_lanes};
 use crate::SEGMENT;
+use crate::packing::Bits;
+
+mod format;
+
+use format::{Bf16, F32, Format, Packed};
 
 /// Most rows that the register kernel takes: its accumulators must fit the 16 registers beside the weights.
 const NARROW: usize = 4;
@@ -31,121 +36,6 @@ const MICRO_ROWS: usize = 3;
 const TILE_ROWS: usize = 2 * MICRO_ROWS;
 /// Vectors of a segment.
 const SEGMENT_VECTORS: usize = SEGMENT / LANES;
-
-/// A weight format: how eight consecutive weights of a row become a vector of f32.
-///
-/// The methods are `#[inline(always)]` without a target feature, so that they take on the features of the kernel they are
-/// inlined into; they must only be called from one that has AVX2 and FMA.
-trait Format: Copy {
-    /// What stays the same over a run of inputs.
-    type Scale: Copy;
-    /// Where the run that holds input k ends, at most `limit`.
-    fn run_end(&self, k: usize, limit: usize) -> usize;
-    /// The scale of the run that holds input `k` of row `n`.
-    unsafe fn scale(&self, n: usize, k: usize) -> Self::Scale;
-    /// Asks for the segment that begins at input `k` of row `n`, which need not exist. Rows are a few cache lines long and are read
-    /// several at a time, which the processor's own prefetcher does not follow from one group of rows to the next.
-    fn prefetch(&self, n: usize, k: usize);
-    /// Weights k .. k + 8 of row `n`. The caller guarantees `k + 8 <= cols` and `n < rows`.
-    unsafe fn load(&self, n: usize, k: usize, scale: Self::Scale) -> __m256;
-}
-
-#[derive(Clone, Copy)]
-struct F32 {
-    data: *const u8,
-    cols: usize,
-}
-
-impl Format for F32 {
-    type Scale = ();
-    #[inline(always)]
-    fn run_end(&self, _: usize, limit: usize) -> usize {
-        limit
-    }
-    #[inline(always)]
-    unsafe fn scale(&self, _: usize, _: usize) {}
-    #[inline(always)]
-    fn prefetch(&self, n: usize, k: usize) {
-        prefetch_lines::<{ SEGMENT * 4 }>(self.data.wrapping_add((n * self.cols + k) * 4));
-    }
-    #[inline(always)]
-    unsafe fn load(&self, n: usize, k: usize, _: ()) -> __m256 {
-        // SAFETY: `Matrix::new` checked that the slice holds rows * cols values; the load is unaligned.
-        unsafe { _mm256_loadu_ps(self.data.add((n * self.cols + k) * 4).cast()) }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Bf16 {
-    data: *const u8,
-    cols: usize,
-}
-
-impl Format for Bf16 {
-    type Scale = ();
-    #[inline(always)]
-    fn run_end(&self, _: usize, limit: usize) -> usize {
-        limit
-    }
-    #[inline(always)]
-    unsafe fn scale(&self, _: usize, _: usize) {}
-    #[inline(always)]
-    fn prefetch(&self, n: usize, k: usize) {
-        prefetch_lines::<{ SEGMENT * 2 }>(self.data.wrapping_add((n * self.cols + k) * 2));
-    }
-    #[inline(always)]
-    unsafe fn load(&self, n: usize, k: usize, _: ()) -> __m256 {
-        // SAFETY: as for F32, with two bytes a value.
-        unsafe {
-            let halves = _mm_loadu_si128(self.data.add((n * self.cols + k) * 2).cast());
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Int4 {
-    packed: *const u8,
-    scales: *const u8,
-    /// Bytes of packed words a row.
-    row_bytes: usize,
-    /// Scales a row.
-    row_scales: usize,
-    group: usize,
-}
-
-impl Format for Int4 {
-    /// s and -8 s.
-    type Scale = (__m256, __m256);
-    #[inline(always)]
-    fn run_end(&self, k: usize, limit: usize) -> usize {
-        limit.min((k / self.group + 1).saturating_mul(self.group))
-    }
-    #[inline(always)]
-    unsafe fn scale(&self, n: usize, k: usize) -> (__m256, __m256) {
-        // SAFETY: `Matrix::new` checked that there are `row_scales` bf16 a row.
-        unsafe {
-            let bytes: [u8; 2] = self.scales.add((n * self.row_scales + k / self.group) * 2).cast::<[u8; 2]>().read();
-            let s = matrix::bf16(bytes);
-            (_mm256_set1_ps(s), _mm256_set1_ps(-8.0 * s))
-        }
-    }
-    #[inline(always)]
-    fn prefetch(&self, n: usize, k: usize) {
-        prefetch_lines::<{ SEGMENT / 2 }>(self.packed.wrapping_add(n * self.row_bytes + k / 2));
-    }
-    #[inline(always)]
-    unsafe fn load(&self, n: usize, k: usize, scale: Self::Scale) -> __m256 {
-        // SAFETY: k is a multiple of 8, so this is the word k / 8 of the row, which `Matrix::new` checked to exist.
-        unsafe {
-            let word = self.packed.add(n * self.row_bytes + k / 2).cast::<i32>().read_unaligned();
-            let nibbles = _mm256_srlv_epi32(_mm256_set1_epi32(word), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
-            let values = _mm256_cvtepi32_ps(_mm256_and_si256(nibbles, _mm256_set1_epi32(15)));
-            // (n - 8) * s as n * s - 8 * s, rounded once. The result has at most 12 significant bits, so nothing is rounded.
-            _mm256_fmadd_ps(values, scale.0, scale.1)
-        }
-    }
-}
 
 /// Activations as the kernels read them.
 pub(super) enum Activations<'a> {
@@ -227,15 +117,6 @@ impl Panels {
     }
 }
 
-/// Prefetches the cache lines of `BYTES` bytes.
-#[inline(always)]
-fn prefetch_lines<const BYTES: usize>(at: *const u8) {
-    for line in (0..BYTES).step_by(64) {
-        // SAFETY: a prefetch reads nothing and may name any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast()) };
-    }
-}
-
 /// See [`super::portable::weight_rows`]: the same contract.
 ///
 /// # Safety
@@ -247,18 +128,14 @@ pub(super) unsafe fn weight_rows(w: &MatrixView, begin: usize, x: &Activations, 
     // SAFETY: the pointers come from slices whose lengths `Matrix::new` checked against the shape.
     unsafe {
         match w.data() {
-            Data::F32(data) => all_rows(F32 { data: data.as_ptr(), cols }, w, begin, x, out),
-            Data::Bf16(data) => all_rows(Bf16 { data: data.as_ptr(), cols }, w, begin, x, out),
-            Data::Int4 { packed, scales, group } => {
-                let format = Int4 {
-                    packed: packed.as_ptr(),
-                    scales: scales.as_ptr(),
-                    row_bytes: cols.div_ceil(8) * 4,
-                    row_scales: cols.div_ceil(group),
-                    group,
-                };
-                all_rows(format, w, begin, x, out);
-            }
+            Data::F32(data) => all_rows(F32::new(data, cols), w, begin, x, out),
+            Data::Bf16(data) => all_rows(Bf16::new(data, cols), w, begin, x, out),
+            Data::Packed { bits, packed, scales, group } => match bits {
+                Bits::Two => all_rows(Packed::<2>::new(packed, scales, cols, group), w, begin, x, out),
+                Bits::Three => all_rows(Packed::<3>::new(packed, scales, cols, group), w, begin, x, out),
+                Bits::Four => all_rows(Packed::<4>::new(packed, scales, cols, group), w, begin, x, out),
+                Bits::Eight => all_rows(Packed::<8>::new(packed, scales, cols, group), w, begin, x, out),
+            },
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Linears, plain or packed. Which one is seen from the names of the tensors; the group size is seen from their shapes.
+//! Linears, plain or packed. Which one is seen from the names of the tensors; width and group size are those of the config group
+//! that targets the module, and the shapes must agree with it.
 
 use kernels::cpu::{Data, Matrix};
 use safetensors::Dtype;
 
 use super::{Loader, Weights, dense};
-use crate::config::Strategy;
 use crate::error::{Error, Result};
 
 impl Loader<'_> {
@@ -37,11 +37,15 @@ impl Loader<'_> {
                 });
             }
         }
-        let words = cols.div_ceil(8);
-        let packed = self.files.require(&name("weight_packed"), || format!("I32 [{rows}, {words}]"))?;
-        packed.expect_shape(&[rows, words])?;
-        if packed.dtype != Dtype::I32 {
-            return Err(packed.mismatch("I32"));
+        // A file whose shapes and configuration disagree is another model to every other reader.
+        let packing = quantization
+            .packing(&self.files.full_name(module), cols)
+            .map_err(|reason| self.inconsistent(&name("weight_packed"), &reason))?;
+        let words = packing.words;
+        let expected = format!("I32 [{rows}, {words}] ({packing})");
+        let packed = self.files.require(&name("weight_packed"), || expected.clone())?;
+        if packed.dtype != Dtype::I32 || packed.shape != [rows, words] {
+            return Err(packed.mismatch(expected));
         }
         let shape = self.files.require(&name("weight_shape"), || "I64 [2]".into())?;
         if shape.dtype != Dtype::I64 || shape.shape != [2] {
@@ -52,26 +56,17 @@ impl Loader<'_> {
             let reason = format!("says {stored:?}, but the configuration implies [{rows}, {cols}]");
             return Err(self.inconsistent(&name("weight_shape"), &reason));
         }
-        let scales = self.files.require(&name("weight_scale"), || format!("BF16 [{rows}, groups]"))?;
-        let groups = match scales.shape[..] {
-            [r, groups] if r == rows && groups > 0 && cols.is_multiple_of(groups) => groups,
-            _ => return Err(scales.mismatch(format!("[{rows}, a divisor of {cols}]"))),
+        let expected = format!("BF16 [{rows}, {}] ({packing})", packing.groups);
+        let scales = self.files.require(&name("weight_scale"), || expected.clone())?;
+        if scales.dtype != Dtype::BF16 || scales.shape != [rows, packing.groups] {
+            return Err(scales.mismatch(expected));
+        }
+        let data = Data::Packed {
+            bits: packing.scheme.bits,
+            packed: packed.bytes.clone(),
+            scales: scales.bytes.clone(),
+            group: packing.group,
         };
-        if scales.dtype != Dtype::BF16 {
-            return Err(scales.mismatch("BF16"));
-        }
-        // A file whose shapes and configuration disagree is another model to every other reader.
-        let group = cols / groups;
-        if !quantization
-            .schemes
-            .iter()
-            .any(|s| s.strategy == Strategy::Group(group) || (groups == 1 && s.strategy == Strategy::Channel))
-        {
-            let found = if groups == 1 { "one scale a row".to_string() } else { format!("groups of {group}") };
-            let reason = format!("has {found}, which no config group of quantization_config describes");
-            return Err(self.inconsistent(&name("weight_scale"), &reason));
-        }
-        let data = Data::Int4 { packed: packed.bytes.clone(), scales: scales.bytes.clone(), group };
         Matrix::new(rows, cols, data).map_err(|e| scales.mismatch(e.to_string()))
     }
 }

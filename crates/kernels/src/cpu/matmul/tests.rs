@@ -5,6 +5,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::*;
 use crate::cpu::Data;
+use crate::packing::Bits;
 
 /// Owned weights of one format.
 struct Weights {
@@ -20,10 +21,17 @@ struct Weights {
 enum Format {
     F32,
     Bf16,
-    Int4,
+    Packed(Bits),
 }
 
-const FORMATS: [Format; 3] = [Format::F32, Format::Bf16, Format::Int4];
+const FORMATS: [Format; 6] = [
+    Format::F32,
+    Format::Bf16,
+    Format::Packed(Bits::Two),
+    Format::Packed(Bits::Three),
+    Format::Packed(Bits::Four),
+    Format::Packed(Bits::Eight),
+];
 
 impl Weights {
     fn random(format: Format, rows: usize, cols: usize, group: usize, seed: u64) -> Weights {
@@ -33,8 +41,11 @@ impl Weights {
         match format {
             Format::F32 => (0..rows * cols).for_each(|_| bytes.extend(value().to_le_bytes())),
             Format::Bf16 => (0..rows * cols).for_each(|_| bytes.extend(bf16::from_f32(value()).to_le_bytes())),
-            Format::Int4 => {
-                (0..rows * cols.div_ceil(8) * 4).for_each(|_| bytes.push((value() * 127.0) as i8 as u8));
+            // All bits are random, those of int3 that mean nothing, too.
+            Format::Packed(bits) => {
+                bytes.resize(rows * bits.words(cols) * 4, 0);
+                rng.fill(&mut bytes[..]);
+                let mut value = || rng.random_range(-1.0f32..1.0);
                 let count = rows * cols.div_ceil(group);
                 (0..count).for_each(|_| scales.extend(bf16::from_f32(value().abs() + 0.01).to_le_bytes()));
             }
@@ -46,7 +57,9 @@ impl Weights {
         let data = match self.format {
             Format::F32 => Data::F32(&self.bytes[..]),
             Format::Bf16 => Data::Bf16(&self.bytes[..]),
-            Format::Int4 => Data::Int4 { packed: &self.bytes[..], scales: &self.scales[..], group: self.group },
+            Format::Packed(bits) => {
+                Data::Packed { bits, packed: &self.bytes[..], scales: &self.scales[..], group: self.group }
+            }
         };
         MatrixView::new(self.rows, self.cols, data).unwrap()
     }
@@ -136,7 +149,7 @@ fn a_planted_dependence_on_m_is_caught() {
 
 #[test]
 fn threads_share_a_large_product_without_changing_a_bit() {
-    let w = Weights::random(Format::Int4, 2000, 512, 128, 3);
+    let w = Weights::random(Format::Packed(Bits::Four), 2000, 512, 128, 3);
     let x = activations(3, 512, 4);
     let on = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
