@@ -176,7 +176,7 @@ mod tests {
         let mut w: Vec<f32> = (0..32).map(|i| [-2.0, -1.0, 0.0, 1.0][i % 4]).collect();
         w[31] = 2.5;
         let (fields, scales, _) = quantised(&by_row(Method::Mse, Bits::Two, 32), &w);
-        assert_eq!(scales, [bf16::ONE]);
+        assert!((1.0..1.1).contains(&scales[0].to_f32()), "{scales:?}");
         assert_eq!((fields[0], fields[31]), (0, 3));
         let (_, scales, _) = quantised(&by_row(Method::Rtn, Bits::Two, 32), &w);
         assert_eq!(scales, [bf16::from_f32(2.5 / 1.5)]);
