@@ -137,8 +137,8 @@ impl<B: Deref<Target = [u8]>> Matrix<B> {
         let data = match &self.data {
             Data::F32(b) => Data::F32(pick(b)),
             Data::Bf16(b) => Data::Bf16(pick(b)),
-            Data::Int4 { packed, scales, group } => {
-                Data::Int4 { packed: pick(packed), scales: pick(scales), group: *group }
+            Data::Packed { bits, packed, scales, group } => {
+                Data::Packed { bits: *bits, packed: pick(packed), scales: pick(scales), group: *group }
             }
         };
         Matrix { rows: rows.len(), cols: self.cols, data }
