@@ -252,7 +252,8 @@ pub(crate) fn chiku_only(config: &ModelConfig, keepset_rows: Option<usize>) -> V
         if !INTEROPERABLE_BITS.contains(&scheme.bits.get()) {
             reasons.push(format!(
                 "config group `{}` has {} bits a weight; loaders read 4 and 8",
-                scheme.name, scheme.bits.get()
+                scheme.name,
+                scheme.bits.get()
             ));
         }
     }
