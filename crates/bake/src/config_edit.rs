@@ -59,18 +59,18 @@ impl Config {
         Ok(())
     }
 
-    /// Every module name or pattern of `quantization_config`: ignore list and targets. `edit` returns what becomes of one;
-    /// `None` removes it.
-    pub(crate) fn edit_modules(&mut self, edit: impl Fn(&str) -> Option<String>) -> Result<()> {
+    /// Every module name or pattern of `quantization_config`: ignore list and targets. `edit` returns what becomes of one, which
+    /// may be nothing or several.
+    pub(crate) fn edit_modules(&mut self, edit: impl Fn(&str) -> Vec<String>) -> Result<()> {
         let Some(q) = self.root()?.get_mut("quantization_config").and_then(Value::as_object_mut) else {
             return Ok(());
         };
         let edit_list = |list: Option<&mut Value>| {
             if let Some(list) = list.and_then(Value::as_array_mut) {
                 let old = std::mem::take(list);
-                list.extend(old.into_iter().filter_map(|v| match v.as_str() {
-                    Some(s) => edit(s).map(Value::from),
-                    None => Some(v),
+                list.extend(old.into_iter().flat_map(|v| match v.as_str() {
+                    Some(s) => edit(s).into_iter().map(Value::from).collect(),
+                    None => vec![v],
                 }));
             }
         };

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use runtime::checkpoint::Checkpoint;
-use runtime::config::{LayerKind, ModelConfig};
+use runtime::config::{ALLOW_FIELD, LayerKind, ModelConfig, ModulePattern, Quantization, Rule};
 use runtime::names;
 use serde_json::{Map, Value, json};
 
@@ -20,6 +20,7 @@ use crate::lineage::Lineage;
 use crate::parent::Parent;
 use crate::plan::{Job, Plan};
 use crate::roles::{Linear, Part, Role, role};
+use crate::source::Source;
 use crate::writer::{self, Report, WriteOptions};
 
 /// Options of [`run`].
@@ -27,6 +28,8 @@ use crate::writer::{self, Report, WriteOptions};
 pub struct DropLayersOptions {
     /// Layers of the parent to remove, in any order.
     pub layers: Vec<usize>,
+    /// Rules of removal that do not hold this time.
+    pub allow: Vec<Rule>,
     /// Also leave out keys and values of KV-shared layers, which nothing reads. Published checkpoints hold them.
     pub strip_inert_kv: bool,
     /// Replace an existing target.
@@ -65,6 +68,27 @@ fn redirected(config: &ModelConfig, keep: &[usize]) -> Vec<String> {
     notes
 }
 
+/// A sentence for each rule that does not hold for the result.
+fn broken(old: &ModelConfig, new: &ModelConfig, keep: &[usize]) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Some(last) = keep.last().filter(|&&l| old.layers[l].kind != LayerKind::Full) {
+        notes.push(format!(
+            "layer {last} of the parent is now the last and has sliding attention: only this program runs that"
+        ));
+    }
+    let revived: Vec<usize> = (0..keep.len())
+        .filter(|&l| new.layers[l].kv_source.is_none() && old.layers[keep[l]].kv_source.is_some())
+        .map(|l| keep[l])
+        .collect();
+    if !revived.is_empty() {
+        notes.push(format!(
+            "no layer is left for some shared ones to read, so that their region begins later: layers {revived:?} of the parent now \
+             use the keys and values stored with them, which nobody trained"
+        ));
+    }
+    notes
+}
+
 /// What [`run`] writes.
 pub fn plan(checkpoint: &Parent, options: &DropLayersOptions) -> Result<Plan> {
     let config = checkpoint.config();
@@ -73,13 +97,15 @@ pub fn plan(checkpoint: &Parent, options: &DropLayersOptions) -> Result<Plan> {
         let expected = "at least one layer".into();
         return Err(Error::Option { option: "layers", expected, found: "none".into() });
     }
-    let keep = config.survivors(&options.layers)?;
+    let keep = config.survivors_allowing(&options.layers, &options.allow)?;
+    let new_config = config.with_layers(&keep);
     let new_index = |old: usize| keep.binary_search(&old).ok();
     let (old_count, ple) = (config.layers.len(), config.ple_size);
     let block_rows: Vec<usize> = keep.iter().flat_map(|&l| l * ple..(l + 1) * ple).collect();
 
     let mut jobs = Vec::new();
     let mut notes = redirected(config, &keep);
+    notes.extend(broken(config, &new_config, &keep));
     let mut stripped = 0;
     for source in checkpoint.sources() {
         let role = role(prefix, &source.name);
@@ -88,7 +114,8 @@ pub fn plan(checkpoint: &Parent, options: &DropLayersOptions) -> Result<Plan> {
                 notes.push(format!("`{}` belongs to no layer of the configuration and was left out", source.name));
                 continue;
             };
-            if options.strip_inert_kv && layer.kv_source.is_some() && role.is_kv() {
+            let shares = new_index(old).map_or(layer.kv_source, |new| new_config.layers[new].kv_source).is_some();
+            if options.strip_inert_kv && shares && role.is_kv() {
                 stripped += usize::from(new_index(old).is_some());
                 continue;
             }
@@ -128,13 +155,19 @@ pub fn plan(checkpoint: &Parent, options: &DropLayersOptions) -> Result<Plan> {
     let knobs = json!({
         "layers": options.layers.iter().collect::<BTreeSet<_>>(),
         "strip_inert_kv": options.strip_inert_kv,
+        "allow": options.allow.iter().map(|r| r.name()).collect::<Vec<_>>(),
     });
+    let new_json = edit_config(checkpoint, &keep, &options.allow, &mut notes)?;
+    let problems = changed_packing(checkpoint, &new_json, &keep)?;
+    if !problems.is_empty() {
+        return Err(Error::Inconsistent { problems });
+    }
     if stripped > 0 {
         notes.push(format!("{stripped} tensors of keys and values that no layer reads were left out"));
     }
     Ok(Plan {
         jobs,
-        config: edit_config(checkpoint, &keep)?,
+        config: new_json,
         prefix: prefix.to_string(),
         files: vec![],
         inherited_keepset: crate::check::keepset_rows(checkpoint.keepset()),
@@ -154,12 +187,22 @@ fn runs(sorted: &[usize]) -> Vec<std::ops::Range<usize>> {
     out
 }
 
-fn edit_config(checkpoint: &Parent, keep: &[usize]) -> Result<Value> {
-    let new = checkpoint.config().with_layers(keep);
-    let mut config = Config::new(checkpoint);
+/// The configuration of the result, and what to know about it.
+fn edit_config(parent: &Parent, keep: &[usize], allow: &[Rule], notes: &mut Vec<String>) -> Result<Value> {
+    let (old_count, new) = (parent.config().layers.len(), parent.config().with_layers(keep));
+    let mut config = Config::new(parent);
     let text = config.text()?;
-    let kinds: Vec<&str> = new.layers.iter().map(|l| l.kind.as_str()).collect();
-    text.insert("layer_types".into(), json!(kinds));
+    for (field, value) in text.iter_mut() {
+        // Whatever has one entry a layer, also in configurations of tomorrow.
+        if let Some(list) = value.as_array_mut().filter(|l| l.len() == old_count && !field.contains("token")) {
+            *list = keep.iter().map(|&l| list[l].clone()).collect();
+            if field != "layer_types" {
+                notes.push(format!(
+                    "`{field}` of config.json has one entry a layer; those of the dropped ones were taken out"
+                ));
+            }
+        }
+    }
     text.insert("num_hidden_layers".into(), json!(keep.len()));
     text.insert("num_kv_shared_layers".into(), json!(new.num_kv_shared_layers));
     if let Some(per_layer) = text.get_mut("per_layer_config").and_then(Value::as_object_mut) {
@@ -171,9 +214,78 @@ fn edit_config(checkpoint: &Parent, keep: &[usize]) -> Result<Value> {
         }
         *per_layer = renumbered;
     }
-    let prefix = checkpoint.prefix();
-    config.edit_modules(|module| renumber(module, prefix, keep))?;
+    // Word of a broken rule, for whoever opens the result.
+    let sliding_end = new.layers.last().is_some_and(|l| l.kind != LayerKind::Full);
+    if sliding_end && allow.contains(&Rule::LastLayer) {
+        text.insert(ALLOW_FIELD.into(), json!([Rule::LastLayer.name()]));
+    } else {
+        text.remove(ALLOW_FIELD);
+    }
+    let modules = Modules::new(parent, keep);
+    config.edit_modules(|entry| modules.patched(entry))?;
     Ok(config.into_json())
+}
+
+/// The modules of a checkpoint before and after the removal, for entries of ignore lists and targets.
+struct Modules<'a> {
+    prefix: &'a str,
+    keep: &'a [usize],
+    /// Name before, name after; nothing for modules of dropped layers.
+    names: Vec<(&'a str, Option<String>)>,
+}
+
+impl<'a> Modules<'a> {
+    fn new(parent: &'a Parent, keep: &'a [usize]) -> Modules<'a> {
+        let prefix = parent.prefix();
+        let suffixes = [".weight", ".weight_packed"];
+        let module = |s: &'a Source| suffixes.iter().find_map(|suffix| s.name.strip_suffix(suffix));
+        let names = parent.sources().iter().filter_map(module).map(|m| (m, renumber(m, prefix, keep))).collect();
+        Modules { prefix, keep, names }
+    }
+
+    /// What becomes of an entry: a name with its new number, an expression that means the same modules as before.
+    fn patched(&self, entry: &str) -> Vec<String> {
+        let renumbered = renumber(entry, self.prefix, self.keep);
+        let Ok(old) = ModulePattern::new(entry) else { return vec![entry.to_string()] };
+        if !old.is_expression() {
+            return renumbered.into_iter().collect();
+        }
+        let named: Vec<&(&str, Option<String>)> = self.names.iter().filter(|(before, _)| old.names(before)).collect();
+        let meant: BTreeSet<&str> = named.iter().filter_map(|(_, after)| after.as_deref()).collect();
+        if named.is_empty() {
+            return vec![entry.to_string()];
+        }
+        if meant.is_empty() {
+            return vec![];
+        }
+        let means_that = |candidate: &String| {
+            ModulePattern::new(candidate).is_ok_and(|p| {
+                let after = self.names.iter().filter_map(|(_, after)| after.as_deref());
+                after.filter(|a| p.names(a)).collect::<BTreeSet<_>>() == meant
+            })
+        };
+        match [Some(entry.to_string()), renumbered].into_iter().flatten().find(means_that) {
+            Some(expression) => vec![expression],
+            // An expression over numbers of layers that have moved: only names say it now.
+            None => meant.into_iter().map(str::to_string).collect(),
+        }
+    }
+}
+
+/// A problem for each linear whose packing, or exemption from it, the edited lists changed.
+fn changed_packing(parent: &Parent, config: &Value, keep: &[usize]) -> Result<Vec<String>> {
+    let path = parent.dir().join("config.json");
+    let new = ModelConfig::from_json(config, &path)?;
+    let (Some(before), Some(after)) = (&parent.config().quantization, &new.quantization) else { return Ok(vec![]) };
+    let modules = Modules::new(parent, keep);
+    let mut problems = Vec::new();
+    for (old, new) in modules.names.iter().filter_map(|(old, new)| Some((old, new.as_ref()?))) {
+        let how = |q: &Quantization, m: &str| (q.ignores(m), q.scheme(m).map(|s| (s.bits, s.strategy)));
+        if how(before, old) != how(after, new) {
+            problems.push(format!("`{old}` would be read in another way as `{new}`: its entry in quantization_config"));
+        }
+    }
+    Ok(problems)
 }
 
 /// A module name or pattern of the text model with its layer renumbered; `None` where the layer is gone. Names of towers and

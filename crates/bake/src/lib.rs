@@ -14,6 +14,7 @@
 //! | [`recipe`] | several bakes in one, from a TOML file |
 //! | [`keepset`] | which tokens a pruned head keeps, and what share of a text that covers |
 //! | [`inspect`] | report on a checkpoint, with its problems |
+//! | [`diff`] | which tensors of two checkpoints differ, and by how much |
 //! | [`parent`] | what a bake works on: a checkpoint, or a plan not carried out |
 //! | [`plan`], [`check`], [`writer`], [`staging`] | bake as data; its rules; its execution; all-or-nothing directories |
 //! | [`lineage`] | parents by hash, knobs turned; the family tree |
@@ -27,6 +28,7 @@ pub mod card;
 pub mod check;
 mod config_edit;
 pub mod context;
+pub mod diff;
 pub mod drop_layers;
 mod error;
 pub mod inspect;

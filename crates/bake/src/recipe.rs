@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use runtime::checkpoint::{Checkpoint, Keepset};
-use runtime::config::{ModelConfig, Strategy};
+use runtime::config::{ModelConfig, Rule, Strategy};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -78,6 +78,8 @@ enum Step {
         layers: Vec<usize>,
         #[serde(default)]
         strip_inert_kv: bool,
+        #[serde(default)]
+        allow: Vec<String>,
     },
     PruneVocab {
         keepset: PathBuf,
@@ -110,9 +112,14 @@ impl Step {
 
     fn plan(&self, parent: &Parent, recipe: &Path) -> Result<Plan> {
         match self {
-            Step::DropLayers { layers, strip_inert_kv } => {
+            Step::DropLayers { layers, strip_inert_kv, allow } => {
+                let rule = |name: &String| {
+                    let expected = Rule::ALL.map(Rule::name).join(" or ");
+                    Rule::named(name).ok_or(Error::Option { option: "allow", expected, found: name.clone() })
+                };
+                let allow = allow.iter().map(rule).collect::<Result<_>>()?;
                 let options =
-                    DropLayersOptions { layers: layers.clone(), strip_inert_kv: *strip_inert_kv, force: false };
+                    DropLayersOptions { layers: layers.clone(), allow, strip_inert_kv: *strip_inert_kv, force: false };
                 drop_layers::plan(parent, &options)
             }
             Step::PruneVocab { keepset } => {

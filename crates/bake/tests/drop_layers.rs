@@ -8,11 +8,11 @@ use bake::drop_layers::{self, DropLayersOptions};
 use bake::quantize::{self, QuantizeOptions};
 use bake::{Error, Strategy, check, inspect};
 use common::*;
-use runtime::config::LayerKind;
+use runtime::config::{LayerKind, Rule};
 use serde_json::json;
 
 fn options(layers: &[usize], strip_inert_kv: bool) -> DropLayersOptions {
-    DropLayersOptions { layers: layers.to_vec(), strip_inert_kv, force: false }
+    DropLayersOptions { layers: layers.to_vec(), strip_inert_kv, ..Default::default() }
 }
 
 fn drop(from: &Path, out: &Path, layers: &[usize], strip: bool) -> bake::Result<bake::Report> {
@@ -161,4 +161,114 @@ fn a_broken_parent_is_not_passed_on() {
     assert_eq!(names_in(tmp.path()), ["parent"]);
     let strict = inspect::InspectOptions { strict: true, against: None };
     assert_eq!(inspect::run(&open(&parent), &strict, &quiet()).unwrap().problems.len(), 1);
+}
+
+#[test]
+fn rules_can_be_lifted_by_name() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = |n: &str| tmp.path().join(n);
+    let run = |layers: &[usize], allow: &[Rule], out: &Path| {
+        let options = DropLayersOptions { layers: layers.to_vec(), allow: allow.to_vec(), ..Default::default() };
+        drop_layers::run(&open(&oracle("02_kvshare")), out, &options, &quiet())
+    };
+    // ssfsf|ssf without the last layer.
+    assert!(run(&[7], &[Rule::KvSource], &path("no")).unwrap_err().to_string().contains("--allow last-layer"));
+    let report = run(&[7], &[Rule::LastLayer], &path("sliding")).unwrap();
+    assert!(
+        report.lineage.notes.iter().any(|n| n.contains("only this program runs that")),
+        "{:?}",
+        report.lineage.notes
+    );
+    let checkpoint = open(&path("sliding"));
+    assert_eq!(checkpoint.config_json()["text_config"]["chiku_allow"], json!(["last-layer"]));
+    assert_eq!(checkpoint.config().layers.last().unwrap().kind, LayerKind::Sliding);
+    let strict = inspect::InspectOptions { strict: true, against: None };
+    let r = inspect::run(&checkpoint, &strict, &quiet()).unwrap();
+    assert_eq!(r.problems, [""; 0]);
+    assert!(r.chiku_only[0].contains("the last layer has sliding attention"), "{:?}", r.chiku_only);
+    runtime::Model::load(checkpoint).unwrap();
+    // The next removal that ends in a full layer takes the word back.
+    let options = DropLayersOptions { layers: vec![5, 6], ..Default::default() };
+    drop_layers::run(&open(&path("sliding")), &path("full"), &options, &quiet()).unwrap();
+    assert!(open(&path("full")).config_json()["text_config"].get("chiku_allow").is_none());
+
+    // Without layers 2 and 4 nothing is left for layer 7 to read: it has its own keys and values again, and so has all below.
+    assert!(run(&[2, 4], &[Rule::LastLayer], &path("no")).unwrap_err().to_string().contains("--allow kv-source"));
+    let report = run(&[2, 4], &[Rule::KvSource], &path("revived")).unwrap();
+    assert!(
+        report.lineage.notes.iter().any(|n| n.contains("layers [5, 6, 7] of the parent now")),
+        "{:?}",
+        report.lineage.notes
+    );
+    let revived = open(&path("revived"));
+    assert!(revived.config().layers.iter().all(|l| l.kv_source.is_none()));
+    assert_eq!(inspect::run(&revived, &strict, &quiet()).unwrap().problems, [""; 0]);
+    // Stored keys and values are needed for that.
+    let options = DropLayersOptions { layers: vec![1], strip_inert_kv: true, ..Default::default() };
+    drop_layers::run(&open(&oracle("02_kvshare")), &path("stripped"), &options, &quiet()).unwrap();
+    let options = DropLayersOptions { layers: vec![1, 3], allow: vec![Rule::KvSource], ..Default::default() };
+    let error = drop_layers::run(&open(&path("stripped")), &path("no"), &options, &quiet()).unwrap_err().to_string();
+    assert!(error.contains("self_attn.k_proj` is missing"), "{error}");
+}
+
+/// Whatever an expression over layer numbers says, it means the same modules afterwards.
+#[test]
+fn expressions_over_layers_keep_their_meaning() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = |n: &str| tmp.path().join(n);
+    let up = |l: usize| format!("{LM}layers.{l}.mlp.up_proj");
+    // Layers 1, 2 and 6 have a dense up_proj, named by expressions of several kinds.
+    let parent = |name: &str, ignore: serde_json::Value| {
+        let q = path(&format!("{name}-q"));
+        let options = QuantizeOptions { strategy: Strategy::Group(16), ..Default::default() };
+        quantize::run(&open(&oracle("02_kvshare")), &q, &options, &quiet()).unwrap();
+        let dense = tensors_of(&oracle("02_kvshare"));
+        damaged(&q, &path(name), |tensors, config| {
+            for l in [1, 2, 6] {
+                tensors.retain(|n, _| !n.starts_with(&format!("{}.", up(l))));
+                let weight = format!("{}.weight", up(l));
+                tensors.insert(weight.clone(), dense[&weight].clone());
+            }
+            config["quantization_config"]["ignore"] = ignore;
+        })
+    };
+    for (n, (ignore, want)) in [
+        (json!(["lm_head", "re:.*layers\\.(1|2|6)\\.mlp\\.up"]), json!(["lm_head", up(0), up(4)])),
+        (json!(["re:.*layers\\.[126]\\.mlp\\.up_proj$"]), json!([up(0), up(4)])),
+        (
+            json!(["re:.*layers\\.2\\.mlp\\.up_proj", up(1), "re:.*layers\\.6\\.mlp\\.up_proj$"]),
+            json!([up(0), "re:.*layers\\.4\\.mlp\\.up_proj$"]),
+        ),
+        // Towers and what matches nothing stay.
+        (
+            json!(["re:.*vision_tower.*", "Embedding", "re:.*layers\\.[126]\\.mlp\\.up_proj$"]),
+            json!(["re:.*vision_tower.*", "Embedding", up(0), up(4)]),
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let from = parent(&n.to_string(), ignore);
+        let strict = inspect::InspectOptions { strict: true, against: None };
+        assert_eq!(inspect::run(&open(&from), &strict, &quiet()).unwrap().problems, [""; 0], "case {n}");
+        let out = path(&format!("{n}-out"));
+        drop(&from, &out, &[0, 2], false).unwrap();
+        assert_eq!(open(&out).config_json()["quantization_config"]["ignore"], want, "case {n}");
+        assert_eq!(inspect::run(&open(&out), &strict, &quiet()).unwrap().problems, [""; 0], "case {n}");
+    }
+}
+
+#[test]
+fn lists_with_an_entry_a_layer_lose_the_same_entries() {
+    let tmp = tempfile::tempdir().unwrap();
+    let parent = damaged(&oracle("02_kvshare"), &tmp.path().join("parent"), |_, config| {
+        config["text_config"]["sparsity_pattern"] = json!([0, 1, 2, 3, 4, 5, 6, 7]);
+        config["text_config"]["other_list"] = json!([0, 1, 2]);
+        config["text_config"]["eos_token_ids"] = json!([0, 1, 2, 3, 4, 5, 6, 7]);
+    });
+    let report = drop(&parent, &tmp.path().join("out"), &[0, 6], false).unwrap();
+    let text = json(&tmp.path().join("out/config.json"))["text_config"].clone();
+    assert_eq!(text["sparsity_pattern"], json!([1, 2, 3, 4, 5, 7]));
+    assert_eq!((&text["other_list"], text["eos_token_ids"].as_array().unwrap().len()), (&json!([0, 1, 2]), 8));
+    assert!(report.lineage.notes.iter().any(|n| n.contains("`sparsity_pattern`")), "{:?}", report.lineage.notes);
 }

@@ -123,7 +123,7 @@ fn the_text_names_what_matters() {
 }
 
 fn dropped(from: &Path, out: &Path, layers: &[usize], strip_inert_kv: bool) {
-    let options = DropLayersOptions { layers: layers.to_vec(), strip_inert_kv, force: false };
+    let options = DropLayersOptions { layers: layers.to_vec(), strip_inert_kv, ..Default::default() };
     drop_layers::run(&open(from), out, &options, &quiet()).unwrap();
 }
 

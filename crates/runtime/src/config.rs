@@ -20,6 +20,7 @@ mod removal;
 use fields::Fields;
 pub use kernels::packing::Bits;
 pub use quantization::{ModulePattern, Packing, Quantization, Strategy, WeightScheme};
+pub use removal::Rule;
 
 /// Kind of attention of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -96,6 +97,9 @@ pub struct ModelConfig {
     /// How packed weights are stored, where any are.
     pub quantization: Option<Quantization>,
 }
+
+/// Field of the text configuration that names the rules a bake was told to break.
+pub const ALLOW_FIELD: &str = "chiku_allow";
 
 /// Dimensions above this are refused: no real model is near it, and products of two of them cannot overflow.
 const DIMENSION_LIMIT: usize = 1 << 24;
@@ -303,12 +307,25 @@ fn layer_kinds(text: &Fields, count: usize) -> Result<Vec<LayerKind>> {
             }
         });
     }
-    // transformers silently rewrites the last entry; a file that relies on it means another model than it says.
-    if kinds.last() != Some(&LayerKind::Full) {
+    // transformers silently rewrites the last entry; a file that relies on it means another model than it says. A bake that was
+    // told to end in a sliding layer leaves word of it.
+    let waived = waived_rules(text)?;
+    if kinds.last() != Some(&LayerKind::Full) && !waived.contains(&Rule::LastLayer) {
         let last = format!("layer_types[{}]", count - 1);
-        return Err(text.wrong(&last, "\"full_attention\" for the last layer", "\"sliding_attention\"".into()));
+        let expected = "\"full_attention\" for the last layer (or \"chiku_allow\": [\"last-layer\"] beside it)";
+        return Err(text.wrong(&last, expected, "\"sliding_attention\"".into()));
     }
     Ok(kinds)
+}
+
+/// The rules that `chiku_allow` of the text configuration lifts.
+fn waived_rules(text: &Fields) -> Result<Vec<Rule>> {
+    let names = if text.keys().any(|k| k == ALLOW_FIELD) { text.strings(ALLOW_FIELD)? } else { vec![] };
+    let rule = |name: String| {
+        Rule::named(&name)
+            .ok_or_else(|| text.wrong(ALLOW_FIELD, "names of rules of layer removal", format!("\"{name}\"")))
+    };
+    names.into_iter().map(rule).collect()
 }
 
 fn rope(text: &Fields, kind: LayerKind, head_dim: usize) -> Result<Rope> {

@@ -11,6 +11,7 @@ use runtime::checkpoint::Checkpoint;
 use crate::interrupt;
 use crate::output::{Unit, bar, megabytes};
 
+mod diff;
 mod drop_layers;
 mod inspect;
 mod lineage;
@@ -33,6 +34,8 @@ pub enum BakeCommand {
     Recipe(recipe::RecipeArgs),
     /// What a checkpoint holds, and what is wrong with it.
     Inspect(inspect::InspectArgs),
+    /// Which tensors differ between two checkpoints, and by how much.
+    Diff(diff::DiffArgs),
     /// The family of a checkpoint: parents by hash, and what each bake changed.
     Lineage(lineage::LineageArgs),
     /// A random checkpoint of real shape, for tests of scale.
@@ -47,6 +50,7 @@ impl BakeCommand {
             BakeCommand::DropLayers(a) => a.target.json,
             BakeCommand::Recipe(a) => a.target.json,
             BakeCommand::Inspect(a) => a.json,
+            BakeCommand::Diff(a) => a.json,
             BakeCommand::Lineage(a) => a.json,
             BakeCommand::Synth(a) => a.target.json,
         }
@@ -74,6 +78,7 @@ pub fn run(command: &BakeCommand, quiet: bool) -> Result<ExitCode> {
         BakeCommand::DropLayers(args) => drop_layers::run(args, quiet),
         BakeCommand::Recipe(args) => recipe::run(args, quiet),
         BakeCommand::Inspect(args) => inspect::run(args, quiet),
+        BakeCommand::Diff(args) => diff::run(args, quiet),
         BakeCommand::Lineage(args) => lineage::run(args, quiet),
         BakeCommand::Synth(args) => synth::run(args, quiet),
     }

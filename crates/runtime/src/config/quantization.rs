@@ -38,8 +38,13 @@ impl ModulePattern {
         &self.text
     }
 
+    /// Whether it is a regular expression.
+    pub fn is_expression(&self) -> bool {
+        self.regex.is_some()
+    }
+
     /// Whether it names this module by name or expression. An expression that takes more than a million steps matches nothing.
-    fn names(&self, module: &str) -> bool {
+    pub fn names(&self, module: &str) -> bool {
         match &self.regex {
             Some(regex) => regex.is_match(module).unwrap_or(false),
             None => self.text == module,

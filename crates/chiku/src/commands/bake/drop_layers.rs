@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use bake::drop_layers::DropLayersOptions;
 use clap::Args;
+use runtime::config::Rule;
 
 use super::{TargetArgs, bake_with, open};
 
@@ -19,6 +20,9 @@ pub struct DropLayersArgs {
     /// Layers to remove, comma-separated, counted from 0.
     #[arg(long, value_delimiter = ',', required = true, value_name = "L,L,...")]
     pub layers: Vec<usize>,
+    /// Remove them although this rule speaks against it; the refusal names the rule.
+    #[arg(long, value_name = "CHECK", value_parser = rule)]
+    pub allow: Vec<Rule>,
     /// Also leave out keys and values stored for KV-shared layers, which nothing reads.
     #[arg(long)]
     pub strip_inert_kv: bool,
@@ -28,8 +32,13 @@ pub fn run(args: &DropLayersArgs, quiet: bool) -> Result<ExitCode> {
     let parent = open(&args.model)?;
     let options = DropLayersOptions {
         layers: args.layers.clone(),
+        allow: args.allow.clone(),
         strip_inert_kv: args.strip_inert_kv,
         force: args.target.force,
     };
     bake_with(&args.target, quiet, |c| bake::drop_layers::run(&parent, &args.target.out, &options, c))
+}
+
+fn rule(name: &str) -> Result<Rule, String> {
+    Rule::named(name).ok_or_else(|| format!("the checks are {}", Rule::ALL.map(Rule::name).join(", ")))
 }
