@@ -222,6 +222,11 @@ fn card(plan: &Plan, config: &ModelConfig, origin: &Origin, name: &str) -> Strin
             t.line(format_args!("Made by `{made_by}` on {}, from no other model.\n", day(&l.time)));
         }
     }
+    if let Some(base) = origin.base_model.as_ref().filter(|b| !b.contains('/')) {
+        t.line(format_args!(
+            "`{base}` is the name of a directory: put the id of the model there before this card is published.\n"
+        ));
+    }
     t.line(format_args!("## What was done\n"));
     for (i, step) in steps(l).iter().enumerate() {
         t.line(format_args!("{}. {step}", i + 1));
@@ -259,8 +264,12 @@ fn card(plan: &Plan, config: &ModelConfig, origin: &Origin, name: &str) -> Strin
     t.line(format_args!("## How to run it\n"));
     t.line(format_args!("    chiku generate --model {name} --prompt \"Hello\"\n"));
     if others.is_empty() {
-        t.line(format_args!("The layout is that of Hugging Face, packed weights are `compressed-tensors`: transformers and vLLM load it.\n"
-        ));
+        let packed = match config.quantization {
+            Some(_) => "Layout and packing are those of Hugging Face and of `compressed-tensors` (`pack-quantized`)",
+            None => "The layout is that of Hugging Face",
+        };
+        t.line(format_args!("{packed}, which transformers and vLLM read."));
+        t.line(format_args!("Neither of them was run on this checkpoint.\n"));
     } else {
         t.line(format_args!("Other programs do not run it as it is:\n"));
         others.iter().for_each(|reason| t.line(format_args!("- {reason}")));

@@ -123,6 +123,9 @@ fn a_card_states_what_was_done_and_measured_and_inherits_no_figure() {
     );
     has(&card, "1. quantize (");
     has(&card, "A modified version of `0f1e`");
+    // What nobody tried is not claimed.
+    has(&card, "which transformers and vLLM read.\nNeither of them was run on this checkpoint.");
+    assert!(!card.contains("is the name of a directory"), "{card}");
     assert!(!card.contains("7.77") && !card.contains("4.2 GB") && !card.contains("someone"), "{card}");
     // Bytes are those that inspect counts.
     let report = inspect::run(&open(&path("packed")), &Default::default(), &quiet()).unwrap();
@@ -184,6 +187,7 @@ fn licence_and_notices_are_passed_on_with_the_changes() {
     // nano's card has another name.
     drop_one(&nano(), &path("e"));
     has(&text(path("e").join("README.md")), "license: cc0-1.0\n");
+    has(&text(path("e").join("README.md")), "`nano` is the name of a directory: put the id of the model there");
 }
 
 #[test]
