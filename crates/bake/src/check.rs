@@ -46,7 +46,7 @@ pub fn plan(plan: &Plan, target: &Path) -> Result<Vec<String>> {
                 let pair = match &job.work {
                     Work::Copy(source) => Some(source.read_pair()?),
                     Work::Bytes(bytes) => pair_of(bytes),
-                    Work::Rows { .. } => None,
+                    Work::Rows { .. } | Work::Hole => None,
                 };
                 weight_shapes.extend(pair.map(|p| (output.name.clone(), p)));
             }
@@ -55,6 +55,7 @@ pub fn plan(plan: &Plan, target: &Path) -> Result<Vec<String>> {
         let lengths_agree = match &job.work {
             Work::Copy(source) => job.outputs.len() == 1 && job.outputs[0].bytes() == source.len(),
             Work::Bytes(bytes) => job.outputs.len() == 1 && job.outputs[0].bytes() == bytes.len() as u64,
+            Work::Hole => job.outputs.len() == 1,
             Work::Rows { .. } => job.outputs.iter().all(|o| o.rows() == rows),
         };
         if !lengths_agree {

@@ -32,8 +32,8 @@ pub struct DropLayersOptions {
     pub allow: Vec<Rule>,
     /// Also leave out keys and values of KV-shared layers, which nothing reads. Published checkpoints hold them.
     pub strip_inert_kv: bool,
-    /// Replace an existing target.
-    pub force: bool,
+    /// How to write.
+    pub write: WriteOptions,
 }
 
 /// Writes a checkpoint without some layers to `out`.
@@ -42,7 +42,7 @@ pub struct DropLayersOptions {
 /// [`runtime::Error::Layers`] with the reason where the removal has no valid result; all errors of the writer.
 pub fn run(checkpoint: &Checkpoint, out: &Path, options: &DropLayersOptions, context: &Context) -> Result<Report> {
     let plan = plan(&Parent::open(checkpoint)?, options)?;
-    writer::execute(plan, Some(checkpoint), out, WriteOptions { force: options.force }, context)
+    writer::execute(plan, Some(checkpoint), out, options.write, context)
 }
 
 /// A sentence for each kind of shared layer whose source is removed: legal, but its readers then attend to keys and values that they

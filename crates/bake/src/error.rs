@@ -29,6 +29,49 @@ pub enum Error {
         /// The directory that would have been written.
         target: PathBuf,
     },
+    /// The bake ended early, and what it had done was kept.
+    #[error(
+        "{tensors} finished tensors are kept in {}; go on with --resume, or remove that directory: {source}",
+        partial.display()
+    )]
+    Kept {
+        /// The partial directory.
+        partial: PathBuf,
+        /// Tensors (with the scales and shapes that are made with them) in it that need not be made again.
+        tensors: usize,
+        /// Why it ended.
+        source: Box<Error>,
+    },
+    /// There is no unfinished bake that this one could go on with.
+    #[error("{}: cannot resume: {reason}", target.display())]
+    Resume {
+        /// The target.
+        target: PathBuf,
+        /// Why, for each unfinished bake of this target, and what to do.
+        reason: String,
+    },
+    /// A file that lists SHA-256 sums holds something else.
+    #[error("{}: expected the SHA-256 of `{name}` (64 hexadecimal digits), found `{found}`; correct or remove the file", path.display())]
+    Manifest {
+        /// The list.
+        path: PathBuf,
+        /// The file that it speaks of.
+        name: String,
+        /// What stands there.
+        found: String,
+    },
+    /// A file is not the one that its publisher listed.
+    #[error("{}: its SHA-256 is {found}, but {manifest} says {expected}; fetch the file again", path.display())]
+    Sum {
+        /// The file.
+        path: PathBuf,
+        /// Who says otherwise.
+        manifest: String,
+        /// The sum stated.
+        expected: String,
+        /// The sum of the bytes.
+        found: String,
+    },
     /// The target exists and `force` was not given.
     #[error("{} exists already; choose another name, or replace it with --force", path.display())]
     TargetExists {
@@ -157,6 +200,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the same bake may get further another time: it was stopped, or the system refused something.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, Error::Cancelled { .. } | Error::Io { .. } | Error::DiskSpace { .. })
+    }
+
     /// For `map_err`: an I/O error with the path and what was tried.
     pub(crate) fn io<'a>(path: &'a Path, action: &'static str) -> impl FnOnce(std::io::Error) -> Error + 'a {
         move |source| Error::Io { path: path.to_path_buf(), action, source }

@@ -17,7 +17,8 @@
 //! | [`diff`] | which tensors of two checkpoints differ, and by how much |
 //! | [`parent`] | what a bake works on: a checkpoint, or a plan not carried out |
 //! | [`plan`], [`check`], [`writer`], [`staging`] | bake as data; its rules; its execution; all-or-nothing directories |
-//! | [`lineage`] | parents by hash, knobs turned; the family tree |
+//! | `layout`, `journal`, `towers` | order of the tensors in the files; what an unfinished bake has done; leaving out towers |
+//! | [`lineage`], `manifest` | parents by hash, knobs turned; the family tree; sums that publishers state |
 //! | [`card`] | the model card, licence and notice of a result |
 //! | [`roles`], [`source`], [`quant_config`] | tensor names; reads by ranges; `quantization_config` |
 //! | [`context`] | cancel flag and progress |
@@ -32,8 +33,11 @@ pub mod diff;
 pub mod drop_layers;
 mod error;
 pub mod inspect;
+mod journal;
 pub mod keepset;
+mod layout;
 pub mod lineage;
+mod manifest;
 pub mod method;
 pub mod parent;
 pub mod plan;
@@ -47,6 +51,7 @@ mod side_files;
 pub mod source;
 pub mod staging;
 pub mod synth;
+mod towers;
 pub mod writer;
 
 pub use context::{Context, Progress, Silent};

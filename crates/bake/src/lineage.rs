@@ -13,8 +13,10 @@ use std::sync::OnceLock;
 use runtime::checkpoint::Checkpoint;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Result};
+use crate::manifest;
 
 mod tree;
 
@@ -111,6 +113,12 @@ pub struct Digest {
     pub bytes: u64,
     /// blake3, 64 hexadecimal digits.
     pub blake3: String,
+    /// SHA-256, 64 hexadecimal digits: as the publisher states it, or computed on request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+    /// Where `sha256` comes from: the file that states it, `computed`, or both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256_from: Option<String>,
 }
 
 impl Parent {
@@ -215,15 +223,20 @@ fn files_of(checkpoint: &Checkpoint, side_files: &[String]) -> Vec<String> {
 }
 
 /// Hashes a parent. Reads every byte of it once, in blocks, on the calling thread; `go_on` is asked between blocks and its
-/// error ends the work.
+/// error ends the work. SHA-256 sums are those that the parent's files state ([`crate::manifest`]); with `sha256` they are
+/// computed, too, and must be the same.
+///
+/// # Errors
+/// I/O errors, [`Error::Manifest`], [`Error::Sum`], and what `go_on` returns.
 pub fn describe_parent(
     checkpoint: &Checkpoint,
     side_files: &[String],
+    sha256: bool,
     go_on: impl Fn() -> Result<()>,
 ) -> Result<Parent> {
     let mut files = BTreeMap::new();
     for name in files_of(checkpoint, side_files) {
-        let digest = digest(&checkpoint.dir().join(&name), &go_on)?;
+        let digest = digest(checkpoint.dir(), &name, sha256, &go_on)?;
         files.insert(name, digest);
     }
     Ok(Parent {
@@ -239,17 +252,37 @@ pub fn directory_name(dir: &Path) -> String {
     full.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
 }
 
-fn digest(path: &Path, go_on: &impl Fn() -> Result<()>) -> Result<Digest> {
+fn digest(dir: &Path, name: &str, sha256: bool, go_on: &impl Fn() -> Result<()>) -> Result<Digest> {
     const BLOCK: usize = 1 << 20;
+    let known = manifest::known(dir, name)?;
+    let path = &dir.join(name);
     let mut file = File::open(path).map_err(Error::io(path, "open"))?;
     let mut hasher = blake3::Hasher::new();
+    let mut sha = sha256.then(Sha256::new);
     let mut block = vec![0; BLOCK];
     loop {
         go_on()?;
         match file.read(&mut block).map_err(Error::io(path, "read"))? {
             0 => break,
-            n => hasher.update(&block[..n]),
+            n => {
+                hasher.update(&block[..n]);
+                if let Some(sha) = &mut sha {
+                    sha.update(&block[..n]);
+                }
+            }
         };
     }
-    Ok(Digest { bytes: hasher.count(), blake3: hasher.finalize().to_hex().to_string() })
+    let computed = sha.map(|s| s.finalize().iter().map(|b| format!("{b:02x}")).collect::<String>());
+    let (sha256, sha256_from) = match (known, computed) {
+        (Some(k), Some(found)) if k.sha256 != found => {
+            let (manifest, expected) = (k.from, k.sha256);
+            return Err(Error::Sum { path: path.clone(), manifest, expected, found });
+        }
+        (Some(k), Some(found)) => (Some(found), Some(format!("computed, as {} states", k.from))),
+        (Some(k), None) => (Some(k.sha256), Some(k.from)),
+        (None, Some(found)) => (Some(found), Some("computed".into())),
+        (None, None) => (None, None),
+    };
+    let blake3 = hasher.finalize().to_hex().to_string();
+    Ok(Digest { bytes: hasher.count(), blake3, sha256, sha256_from })
 }

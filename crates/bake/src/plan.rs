@@ -58,6 +58,8 @@ pub enum Work {
     Copy(Source),
     /// These bytes.
     Bytes(Vec<u8>),
+    /// Zeros, as a hole in the file: a shape that takes no disk.
+    Hole,
     /// Row by row. All outputs of the job have the same number of rows.
     Rows {
         /// Bytes read or generated for a row, beside those written; decides the tile height.
@@ -69,7 +71,7 @@ pub enum Work {
 
 /// A piece of work that makes one or more tensors.
 pub struct Job {
-    /// What it makes. `Copy` and `Bytes` make exactly one.
+    /// What it makes. All but `Rows` make exactly one.
     pub outputs: Vec<Output>,
     /// How.
     pub work: Work,
@@ -96,6 +98,10 @@ impl Job {
     pub(crate) fn read_at(&self, output: usize, at: u64, buf: &mut [u8]) -> Result<()> {
         match &self.work {
             Work::Copy(source) => source.read_at(at, buf),
+            Work::Hole => {
+                buf.fill(0);
+                Ok(())
+            }
             Work::Bytes(bytes) => {
                 let from = at as usize;
                 match bytes.get(from..from + buf.len()) {

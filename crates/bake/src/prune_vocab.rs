@@ -33,8 +33,8 @@ pub struct PruneVocabOptions {
     pub missing_structural: usize,
     /// What share of named texts the keepset covers; goes into the lineage.
     pub coverage: BTreeMap<String, Coverage>,
-    /// Replace an existing target.
-    pub force: bool,
+    /// How to write.
+    pub write: WriteOptions,
 }
 
 /// Writes a checkpoint whose head has the rows of `keep`, in that order, to `out`.
@@ -50,7 +50,7 @@ pub fn run(
     context: &Context,
 ) -> Result<Report> {
     let plan = plan(&Parent::open(checkpoint)?, keep, options)?;
-    writer::execute(plan, Some(checkpoint), out, WriteOptions { force: options.force }, context)
+    writer::execute(plan, Some(checkpoint), out, options.write, context)
 }
 
 /// What [`run`] writes.

@@ -36,13 +36,13 @@ pub struct QuantizeOptions {
     pub strategy: Strategy,
     /// Scales of an untied head. osoi5 uses `Channel`.
     pub head: Strategy,
-    /// Replace an existing target.
-    pub force: bool,
+    /// How to write.
+    pub write: WriteOptions,
 }
 
 impl Default for QuantizeOptions {
     fn default() -> QuantizeOptions {
-        QuantizeOptions { strategy: Strategy::Group(128), head: Strategy::Channel, force: false }
+        QuantizeOptions { strategy: Strategy::Group(128), head: Strategy::Channel, write: WriteOptions::default() }
     }
 }
 
@@ -58,7 +58,7 @@ const GROUP_LIMIT: usize = 4096;
 /// [`Error::Tensor`] for weights that are neither bf16 nor f32, and all errors of the writer.
 pub fn run(checkpoint: &Checkpoint, out: &Path, options: &QuantizeOptions, context: &Context) -> Result<Report> {
     let plan = plan(&Parent::open(checkpoint)?, options)?;
-    writer::execute(plan, Some(checkpoint), out, WriteOptions { force: options.force }, context)
+    writer::execute(plan, Some(checkpoint), out, options.write, context)
 }
 
 /// What [`run`] writes.

@@ -119,7 +119,7 @@ impl Step {
                 };
                 let allow = allow.iter().map(rule).collect::<Result<_>>()?;
                 let options =
-                    DropLayersOptions { layers: layers.clone(), allow, strip_inert_kv: *strip_inert_kv, force: false };
+                    DropLayersOptions { layers: layers.clone(), allow, strip_inert_kv: *strip_inert_kv, ..Default::default() };
                 drop_layers::plan(parent, &options)
             }
             Step::PruneVocab { keepset } => {
@@ -142,7 +142,7 @@ impl Step {
                     HeadScales::Channel => Strategy::Channel,
                     HeadScales::Group => strategy,
                 };
-                quantize::plan(parent, &QuantizeOptions { strategy, head, force: false })
+                quantize::plan(parent, &QuantizeOptions { strategy, head, ..Default::default() })
             }
         }
     }
@@ -199,9 +199,15 @@ fn absolute(value: &str, is_path: bool) -> String {
 ///
 /// # Errors
 /// [`Error::Step`] with the number of the step and its reason; all errors of the writer.
-pub fn run(checkpoint: &Checkpoint, out: &Path, recipe: &Recipe, force: bool, context: &Context) -> Result<Report> {
+pub fn run(
+    checkpoint: &Checkpoint,
+    out: &Path,
+    recipe: &Recipe,
+    write: WriteOptions,
+    context: &Context,
+) -> Result<Report> {
     let plan = plan(checkpoint, recipe)?;
-    writer::execute(plan, Some(checkpoint), out, WriteOptions { force }, context)
+    writer::execute(plan, Some(checkpoint), out, write, context)
 }
 
 /// What [`run`] writes.

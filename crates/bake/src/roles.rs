@@ -146,6 +146,15 @@ pub fn role<'a>(prefix: &str, full_name: &'a str) -> Role<'a> {
     Role::LayerOther(layer, rest)
 }
 
+/// Modules of the vision and audio towers and of their way into the text model, under the top level or `model.`.
+const TOWERS: [&str; 4] = ["vision_tower", "audio_tower", "embed_vision", "embed_audio"];
+
+/// Whether a tensor or module, by full name, belongs to a tower.
+pub fn is_tower(full_name: &str) -> bool {
+    let name = full_name.strip_prefix("model.").unwrap_or(full_name);
+    TOWERS.contains(&name.split('.').next().unwrap_or(name))
+}
+
 /// [`role`] with the checkpoint's own prefix.
 pub fn role_in<'a>(checkpoint: &Checkpoint, full_name: &'a str) -> Role<'a> {
     role(checkpoint.prefix(), full_name)
@@ -177,6 +186,22 @@ mod tests {
             }
             assert_eq!(role(prefix, "lm_head.weight_shape"), Role::Linear(Linear::Head, Part::Shape));
             assert_eq!(role(prefix, "model.audio_tower.output_proj.weight"), Role::Other);
+        }
+    }
+
+    #[test]
+    fn towers_are_told_from_the_text_model() {
+        for (name, want) in [
+            ("model.vision_tower.encoder.layers.0.self_attn.q_proj.linear.weight", true),
+            ("vision_tower.patch_embedder.input_proj.weight", true),
+            ("model.audio_tower.output_proj", true),
+            ("model.embed_audio.embedding_projection.weight", true),
+            ("model.language_model.embed_tokens.weight", false),
+            ("model.language_model.vision_tower.x", false),
+            ("lm_head.weight", false),
+            ("re:.*vision_tower.*", false),
+        ] {
+            assert_eq!(is_tower(name), want, "{name}");
         }
     }
 

@@ -5,7 +5,8 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -33,8 +34,8 @@ pub struct Source {
 
 #[derive(Clone)]
 enum Data {
-    /// `len` bytes of a file from `offset` on.
-    File { file: Arc<File>, offset: u64, len: u64 },
+    /// `len` bytes of a file, which may have holes, from `offset` on.
+    File { file: Arc<File>, offset: u64, len: u64, sparse: bool },
     /// An output of a job, made anew at every read.
     Planned { job: Arc<Job>, output: usize },
 }
@@ -45,13 +46,14 @@ impl Source {
         let mut files = HashMap::new();
         for (i, shard) in checkpoint.shards().iter().enumerate() {
             let file = File::open(&shard.path).map_err(Error::io(&shard.path, "open"))?;
+            let sparse = file.metadata().is_ok_and(|m| m.blocks() * 512 < m.len());
             let places: HashMap<&str, _> = shard.header.tensors.iter().map(|t| (t.name.as_str(), t)).collect();
-            files.insert(&shard.path, (Arc::new(file), i, places));
+            files.insert(&shard.path, (Arc::new(file), sparse, i, places));
         }
         let mut out = Vec::new();
         for tensor in checkpoint.tensors() {
             // Both lookups succeed: the checkpoint lists only tensors of its own shards.
-            let Some((file, shard, places)) = files.get(&tensor.path) else { continue };
+            let Some((file, sparse, shard, places)) = files.get(&tensor.path) else { continue };
             let Some(info) = places.get(tensor.name.as_str()) else { continue };
             let start = checkpoint.shards()[*shard].header.data_start;
             out.push(Source {
@@ -63,6 +65,7 @@ impl Source {
                     file: file.clone(),
                     offset: (start + info.begin) as u64,
                     len: (info.end - info.begin) as u64,
+                    sparse: *sparse,
                 },
             });
         }
@@ -131,6 +134,29 @@ impl Source {
             Data::File { file, offset, .. } => Some((file, *offset)),
             Data::Planned { .. } => None,
         }
+    }
+
+    /// The first part of `range` (bytes of the tensor) that may hold anything but zeros. What lies in a hole of the file is
+    /// left out; an answer that the system does not give counts as data.
+    pub(crate) fn data_in(&self, range: Range<usize>) -> Option<Range<usize>> {
+        use rustix::fs::{SeekFrom, seek};
+        if range.is_empty() {
+            return None;
+        }
+        let Data::File { file, offset, len, sparse: true } = &self.data else { return Some(range) };
+        let inside = |position: u64| (position.saturating_sub(*offset) as usize).clamp(range.start, range.end);
+        // The file's own position moves, and nobody uses it: all reads name theirs.
+        let start = match seek(&**file, SeekFrom::Data(offset + range.start as u64)) {
+            Ok(position) => inside(position),
+            // No data up to the end of the file; a file that has become shorter is for the read to report.
+            Err(rustix::io::Errno::NXIO) if file.metadata().is_ok_and(|m| m.len() >= offset + len) => range.end,
+            Err(_) => return Some(range),
+        };
+        let end = match seek(&**file, SeekFrom::Hole(offset + start as u64)) {
+            Ok(position) => inside(position),
+            Err(_) => range.end,
+        };
+        (start < end).then_some(start..end)
     }
 
     /// Fills `buf` from byte `at` of the tensor.

@@ -1,16 +1,18 @@
 //! A directory that appears whole or not at all.
 //!
-//! Files are written to `.NAME.partial-...` beside the target, synced, and renamed as the last act. Whatever ends the bake
-//! before that (an error, a cancel flag, a panic) removes the partial directory; a killed process leaves it, under a name that
-//! says so. The name of the target never stands for something incomplete.
+//! Files are written to `.NAME.partial-...` beside the target, synced, and renamed as the last act. What ends the bake before
+//! that (an error, a cancel flag, a panic) removes the partial directory, unless it was stopped with much of its work done and
+//! another run can go on; a killed process leaves it, under a name that says so. The name of the target never stands for
+//! something incomplete.
 
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use runtime::checkpoint::SINGLE_FILE;
+use runtime::checkpoint::{INDEX_FILE, SINGLE_FILE};
 
 use crate::error::{Error, Result};
+use crate::layout::is_shard_name;
 use crate::lineage::LINEAGE_FILE;
 use crate::side_files::SIDE_FILES;
 
@@ -22,41 +24,27 @@ pub struct Staging {
     dir: PathBuf,
     target: PathBuf,
     replace: bool,
-    finished: bool,
+    /// Leave the directory where it is.
+    keep: bool,
 }
 
 impl Staging {
     /// Checks the target and makes the partial directory. `parent` is the checkpoint being read, which must not be the target.
     pub fn new(target: &Path, force: bool, parent: Option<&Path>) -> Result<Staging> {
-        let bad = |reason: String| Error::Target { path: target.to_path_buf(), reason };
-        let name = target.file_name().ok_or_else(|| bad("it has no last component to name the output".into()))?;
-        let above = match target.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p,
-            _ => Path::new("."),
-        };
-        if !above.is_dir() {
-            return Err(bad(format!("the directory {} does not exist; create it first", above.display())));
-        }
-        let replace = target.symlink_metadata().is_ok();
-        if replace {
-            // Equal to the target or inside it: replacing the target would delete what is being read.
-            let within = |p: &Path| match (p.canonicalize(), target.canonicalize()) {
-                (Ok(p), Ok(t)) => p.starts_with(t),
-                _ => false,
-            };
-            if parent.is_some_and(within) {
-                return Err(bad("it is or holds the checkpoint being read; choose another name".into()));
-            }
-            if !force {
-                return Err(Error::TargetExists { path: target.to_path_buf() });
-            }
-            // --force replaces what a bake wrote, not whatever a mistyped path points to.
-            if let Some(reason) = not_a_bake(target) {
-                return Err(bad(reason));
-            }
-        }
-        let dir = partial_directory(above, &name.to_string_lossy())?;
-        Ok(Staging { dir, target: target.to_path_buf(), replace, finished: false })
+        let replace = check_target(target, force, parent)?;
+        Ok(Staging { dir: new_partial(target)?, target: target.to_path_buf(), replace, keep: false })
+    }
+
+    /// As [`Staging::new`], in a directory that an earlier bake left unfinished. It is treated as its own from here on.
+    pub(crate) fn adopt(dir: PathBuf, target: &Path, force: bool, parent: Option<&Path>) -> Result<Staging> {
+        let replace = check_target(target, force, parent)?;
+        Ok(Staging { dir, target: target.to_path_buf(), replace, keep: false })
+    }
+
+    /// Leaves the directory for another run to go on with, and returns its path.
+    pub(crate) fn keep(mut self) -> PathBuf {
+        self.keep = true;
+        self.dir.clone()
     }
 
     /// The partial directory.
@@ -70,7 +58,7 @@ impl Staging {
         let available = stat.f_bavail.saturating_mul(stat.f_frsize);
         let needed = bytes.saturating_add(RESERVE);
         if available < needed {
-            let path = self.target.parent().unwrap_or(&self.target).to_path_buf();
+            let path = above(&self.target).to_path_buf();
             return Err(Error::DiskSpace { path, needed, available });
         }
         Ok(())
@@ -99,8 +87,8 @@ impl Staging {
         } else {
             fs::rename(&self.dir, &self.target).map_err(Error::io(&self.target, "rename the finished bake to"))?;
         }
-        self.finished = true;
-        sync_dir(self.target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))
+        self.keep = true;
+        sync_dir(above(&self.target))
     }
 
     /// Exchanges the names of the old and the new directory in one step, so that the name always stands for one of them,
@@ -125,7 +113,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if !self.finished {
+        if !self.keep {
             // Nobody is left to tell if this fails; the name says that the directory is partial.
             let _ = fs::remove_dir_all(&self.dir);
         }
@@ -134,6 +122,61 @@ impl Drop for Staging {
 
 fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(Error::io(dir, "sync"))
+}
+
+/// The directory that a target stands in.
+fn above(target: &Path) -> &Path {
+    target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Whether the target exists and will be replaced; refuses targets that cannot be written.
+pub(crate) fn check_target(target: &Path, force: bool, parent: Option<&Path>) -> Result<bool> {
+    let bad = |reason: String| Error::Target { path: target.to_path_buf(), reason };
+    if target.file_name().is_none() {
+        return Err(bad("it has no last component to name the output".into()));
+    }
+    let above = above(target);
+    if !above.is_dir() {
+        return Err(bad(format!("the directory {} does not exist; create it first", above.display())));
+    }
+    if target.symlink_metadata().is_err() {
+        return Ok(false);
+    }
+    // Equal to the target or inside it: replacing the target would delete what is being read.
+    let within = |p: &Path| match (p.canonicalize(), target.canonicalize()) {
+        (Ok(p), Ok(t)) => p.starts_with(t),
+        _ => false,
+    };
+    if parent.is_some_and(within) {
+        return Err(bad("it is or holds the checkpoint being read; choose another name".into()));
+    }
+    if !force {
+        return Err(Error::TargetExists { path: target.to_path_buf() });
+    }
+    // --force replaces what a bake wrote, not whatever a mistyped path points to.
+    match not_a_bake(target) {
+        Some(reason) => Err(bad(reason)),
+        None => Ok(true),
+    }
+}
+
+/// What the names of the partial directories of a target begin with.
+fn partial_prefix(target: &Path) -> String {
+    format!(".{}.partial-", target.file_name().unwrap_or_default().to_string_lossy())
+}
+
+/// Partial directories of a target, of running bakes and of ended ones.
+pub(crate) fn partials(target: &Path) -> Result<Vec<PathBuf>> {
+    let (above, prefix) = (above(target), partial_prefix(target));
+    let mut found = Vec::new();
+    for entry in fs::read_dir(above).map_err(Error::io(above, "list"))? {
+        let entry = entry.map_err(Error::io(above, "list"))?;
+        if entry.file_name().to_string_lossy().starts_with(&prefix) && entry.path().is_dir() {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// Why a target must not be replaced; `None` for an empty directory and for one that holds a bake's files and nothing else.
@@ -148,19 +191,19 @@ fn not_a_bake(target: &Path) -> Option<String> {
         return Some(format!("it exists and was not baked (no {LINEAGE_FILE}); remove it yourself"));
     }
     // Cards were copied once, and other tools add them.
-    let known = [LINEAGE_FILE, "config.json", SINGLE_FILE, "README.md", "MODEL_CARD.md"];
+    let known = [LINEAGE_FILE, "config.json", SINGLE_FILE, INDEX_FILE, "README.md", "MODEL_CARD.md"];
     let foreign = fs::read_dir(target).into_iter().flatten().flatten().map(|e| e.file_name()).find(|name| {
         let name = name.to_string_lossy();
-        !known.contains(&&*name) && !SIDE_FILES.contains(&&*name)
+        !known.contains(&&*name) && !SIDE_FILES.contains(&&*name) && !is_shard_name(&name)
     });
     foreign.map(|name| format!("it holds `{}`, which no bake wrote; move that elsewhere first", name.to_string_lossy()))
 }
 
-/// A new directory `.NAME.partial-...` in `above`. Its name is nobody else's, also where process ids repeat.
-fn partial_directory(above: &Path, name: &str) -> Result<PathBuf> {
+/// A new directory `.NAME.partial-...` beside the target. Its name is nobody else's, also where process ids repeat.
+fn new_partial(target: &Path) -> Result<PathBuf> {
     let mut n = 0u32;
     loop {
-        let dir = above.join(format!(".{name}.partial-{}-{n}", std::process::id()));
+        let dir = above(target).join(format!("{}{}-{n}", partial_prefix(target), std::process::id()));
         match fs::create_dir(&dir) {
             Ok(()) => return Ok(dir),
             // Of a killed process with this id, or of another bake in this one.

@@ -15,7 +15,7 @@ use rand_chacha::ChaCha8Rng;
 use runtime::config::{ModelConfig, Strategy};
 use runtime::names;
 use safetensors::Dtype;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::check;
 use crate::context::Context;
@@ -28,76 +28,10 @@ use crate::quantize::{check_strategy, describe, fitting, packed};
 use crate::roles::{Linear, Part};
 use crate::writer::{self, Report, WriteOptions};
 
-/// Widths of a known model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shape {
-    /// Gemma 4 E4B: hidden 2560, MLP 10240, 8 heads of 256 (512 in full layers) over 2 KV heads, window 512, 42 layers with the
-    /// last 18 shared, vocabulary 262144.
-    E4b,
-    /// The embedded nano model: hidden 128, MLP 192, 4 heads of 32 (64) over 2, window 64, 12 layers with the last 6 shared,
-    /// vocabulary 2048.
-    Nano,
-}
+mod shape;
+mod towers;
 
-struct Widths {
-    hidden: usize,
-    intermediate: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    global_head_dim: usize,
-    window: usize,
-    ple: usize,
-    layers: usize,
-    shared: usize,
-    vocab: usize,
-    positions: usize,
-}
-
-impl Shape {
-    fn widths(self) -> Widths {
-        match self {
-            Shape::E4b => Widths {
-                hidden: 2560,
-                intermediate: 10240,
-                heads: 8,
-                kv_heads: 2,
-                head_dim: 256,
-                global_head_dim: 512,
-                window: 512,
-                ple: 256,
-                layers: 42,
-                shared: 18,
-                vocab: 262_144,
-                positions: 131_072,
-            },
-            Shape::Nano => Widths {
-                hidden: 128,
-                intermediate: 192,
-                heads: 4,
-                kv_heads: 2,
-                head_dim: 32,
-                global_head_dim: 64,
-                window: 64,
-                ple: 16,
-                layers: 12,
-                shared: 6,
-                vocab: 2048,
-                positions: 2048,
-            },
-        }
-    }
-
-    /// Layers of the real model.
-    pub fn layers(self) -> usize {
-        self.widths().layers
-    }
-
-    /// Vocabulary of the real model.
-    pub fn vocab(self) -> usize {
-        self.widths().vocab
-    }
-}
+pub use shape::Shape;
 
 /// Options of [`run`].
 #[derive(Debug, Clone, Copy)]
@@ -115,15 +49,28 @@ pub struct SynthOptions {
     pub int4: Option<Strategy>,
     /// Write keys and values of KV-shared layers, too, as published checkpoints do.
     pub inert_kv: bool,
-    /// Replace an existing target.
-    pub force: bool,
+    /// Write vision and audio towers, too, as published checkpoints do. They are never packed.
+    pub towers: bool,
+    /// Leave all weights but `weight_shape` as holes in the file: zeros that take no disk, for what only looks at shapes.
+    pub sparse: bool,
+    /// How to write.
+    pub write: WriteOptions,
 }
 
 impl SynthOptions {
     /// The real model's depth and vocabulary, bf16, with inert keys and values.
     pub fn new(shape: Shape) -> SynthOptions {
-        let w = shape.widths();
-        SynthOptions { shape, layers: w.layers, vocab: w.vocab, seed: 0, int4: None, inert_kv: true, force: false }
+        SynthOptions {
+            shape,
+            layers: shape.layers(),
+            vocab: shape.vocab(),
+            seed: 0,
+            int4: None,
+            inert_kv: true,
+            towers: false,
+            sparse: false,
+            write: WriteOptions::default(),
+        }
     }
 }
 
@@ -134,92 +81,7 @@ const VOCAB_LIMIT: usize = 1 << 20;
 
 /// Writes a random checkpoint to `out`. It has no tokenizer.
 pub fn run(out: &Path, options: &SynthOptions, context: &Context) -> Result<Report> {
-    writer::execute(plan(options)?, None, out, WriteOptions { force: options.force }, context)
-}
-
-/// Kinds of `count` layers: every sixth has full attention, and so has the last.
-fn layer_types(count: usize) -> Vec<&'static str> {
-    let full = |l: usize| (l + 1).is_multiple_of(6) || l + 1 == count;
-    (0..count).map(|l| if full(l) { "full_attention" } else { "sliding_attention" }).collect()
-}
-
-/// Trailing layers that share keys and values: the real model's proportion, rounded down, then lowered until every shared
-/// layer has an unshared one of its kind below. Models too small for that (up to six layers) share nothing.
-fn shared_layers(kinds: &[&str], w: &Widths) -> usize {
-    let wanted = kinds.len() * w.shared / w.layers;
-    let valid = |shared: &usize| {
-        let (own, sharing) = kinds.split_at(kinds.len() - shared);
-        sharing.iter().all(|k| own.contains(k))
-    };
-    (0..=wanted).rev().find(valid).unwrap_or(0)
-}
-
-/// Fields of the configuration class that dense models do not use.
-const ABSENT: [&str; 5] = [
-    "moe_intermediate_size",
-    "num_experts",
-    "num_global_key_value_heads",
-    "top_k_experts",
-    "use_bidirectional_attention",
-];
-
-/// `config.json` of a synthetic model.
-fn config(options: &SynthOptions) -> Value {
-    let w = options.shape.widths();
-    let kinds = layer_types(options.layers);
-    let shared = shared_layers(&kinds, &w);
-    let mut config = json!({
-        "architectures": ["Gemma4ForConditionalGeneration"],
-        "audio_config": null,
-        "dtype": "bfloat16",
-        "eos_token_id": [1, 106],
-        "model_type": "gemma4",
-        "text_config": {
-            "attention_bias": false,
-            "attention_dropout": 0.0,
-            "attention_k_eq_v": false,
-            "bos_token_id": 2,
-            "dtype": "bfloat16",
-            "enable_moe_block": false,
-            "eos_token_id": 1,
-            "final_logit_softcapping": 30.0,
-            "global_head_dim": w.global_head_dim,
-            "head_dim": w.head_dim,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "hidden_size": w.hidden,
-            "hidden_size_per_layer_input": w.ple,
-            "initializer_range": 0.02,
-            "intermediate_size": w.intermediate,
-            "layer_types": kinds,
-            "max_position_embeddings": w.positions,
-            "model_type": "gemma4_text",
-            "num_attention_heads": w.heads,
-            "num_hidden_layers": options.layers,
-            "num_key_value_heads": w.kv_heads,
-            "num_kv_shared_layers": shared,
-            "pad_token_id": 0,
-            "rms_norm_eps": 1e-6,
-            "rope_parameters": {
-                "full_attention": {
-                    "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0, "rope_type": "proportional",
-                },
-                "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"},
-            },
-            "sliding_window": w.window,
-            "tie_word_embeddings": true,
-            "use_cache": true,
-            "use_double_wide_mlp": false,
-            "vocab_size": options.vocab,
-            "vocab_size_per_layer_input": options.vocab,
-        },
-        "tie_word_embeddings": true,
-        "vision_config": null,
-    });
-    // Present and null in published files.
-    for field in ABSENT {
-        config["text_config"][field] = Value::Null;
-    }
-    config
+    writer::execute(plan(options)?, None, out, options.write, context)
 }
 
 /// What [`run`] writes.
@@ -235,7 +97,7 @@ pub fn plan(options: &SynthOptions) -> Result<Plan> {
     if let Some(strategy) = options.int4 {
         check_strategy("int4", strategy)?;
     }
-    let mut json = config(options);
+    let mut json = shape::config(options);
     let config = ModelConfig::from_json(&json, Path::new("config.json"))?;
     let prefix = names::PREFIXES[0];
 
@@ -283,10 +145,24 @@ pub fn plan(options: &SynthOptions) -> Result<Plan> {
         let full = format!("{prefix}{name}");
         jobs.push(Stream::new(options.seed, &full, law).job(full, &shape));
     }
+    let mut ignore = Vec::new();
+    if options.towers {
+        let widths = options.shape.widths();
+        for (name, shape) in widths.towers.tensors(widths.hidden) {
+            // As the quantiser lists them.
+            ignore.extend(name.strip_suffix(".weight").filter(|_| shape.len() == 2).map(str::to_string));
+            jobs.push(Stream::new(options.seed, &name, tower_law(&name, &shape)).job(name, &shape));
+        }
+    }
+    ignore.sort();
+    ignore.push(names::LM_HEAD.to_string());
+    if options.sparse {
+        jobs = jobs.into_iter().flat_map(hollow).collect();
+    }
     jobs.sort_by(|a, b| a.outputs[0].name.cmp(&b.outputs[0].name));
 
     if let (Some(strategy), Some(root)) = (options.int4, json.as_object_mut()) {
-        let value = quant_config::build(strategy, &strategies, &[names::LM_HEAD.to_string()]);
+        let value = quant_config::build(strategy, &strategies, &ignore);
         root.insert("quantization_config".into(), value);
     }
     let knobs = json!({
@@ -296,6 +172,9 @@ pub fn plan(options: &SynthOptions) -> Result<Plan> {
         "seed": options.seed,
         "int4": options.int4.map(describe),
         "inert_kv": options.inert_kv,
+        "towers": options.towers,
+        "sparse": options.sparse,
+        "shards": options.write.shards,
     });
     Ok(Plan {
         jobs,
@@ -311,6 +190,27 @@ pub fn plan(options: &SynthOptions) -> Result<Plan> {
     })
 }
 
+/// The tensors of a job as holes.
+fn hollow(job: Job) -> Vec<Job> {
+    match job.work {
+        Work::Rows { .. } => job.outputs.into_iter().map(|o| Job { outputs: vec![o], work: Work::Hole }).collect(),
+        _ => vec![job],
+    }
+}
+
+/// Distribution of a tensor of a tower.
+fn tower_law(name: &str, shape: &[usize]) -> Law {
+    match shape {
+        [] if name.ends_with("_min") => Law::Constant(-TOWER_BOUND),
+        [] => Law::Constant(TOWER_BOUND),
+        [_] => Law::Norm,
+        [_, inner @ ..] => Law::Weight { inputs: inner.iter().product() },
+    }
+}
+
+/// Largest activation that a clipped linear of a tower lets pass.
+const TOWER_BOUND: f32 = 8.0;
+
 /// Distribution of a tensor's elements.
 #[derive(Debug, Clone, Copy)]
 enum Law {
@@ -320,6 +220,8 @@ enum Law {
     Norm,
     /// Uniform from 0.5 to 1.
     Scalar,
+    /// This number.
+    Constant(f32),
 }
 
 /// Sum of the four bytes of a uniform word: mean 510.
@@ -349,6 +251,7 @@ impl Stream {
             Law::Weight { inputs } => (0.0, (inputs.max(1) as f32).sqrt().recip() / BYTES_DEVIATION),
             Law::Norm => (1.0, 0.1 / BYTES_DEVIATION),
             Law::Scalar => (0.5, 0.5 / 2f32.powi(32)),
+            Law::Constant(value) => (value, 0.0),
         };
         let mut block = [0u8; 1024];
         for chunk in out.chunks_mut(block.len() / 4) {
@@ -388,19 +291,6 @@ impl Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shared_layers_are_valid_at_every_depth() {
-        for shape in [Shape::E4b, Shape::Nano] {
-            for layers in 1..=50 {
-                let options = SynthOptions { layers, ..SynthOptions::new(shape) };
-                let c = ModelConfig::from_json(&config(&options), Path::new("c")).unwrap();
-                assert_eq!(c.layers.len(), layers);
-            }
-            let c = ModelConfig::from_json(&config(&SynthOptions::new(shape)), Path::new("c")).unwrap();
-            assert_eq!(c.num_kv_shared_layers, shape.widths().shared);
-        }
-    }
 
     #[test]
     fn elements_do_not_depend_on_where_a_tile_begins() {

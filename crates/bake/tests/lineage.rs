@@ -171,7 +171,7 @@ fn licence_and_notices_are_passed_on_with_the_changes() {
     has(&card, "license: gemma\n");
     has(&card, "Copied from the parent: LICENSE.");
     // What a bake wrote can be replaced by the next.
-    let options = QuantizeOptions { force: true, ..Default::default() };
+    let options = QuantizeOptions { write: bake::WriteOptions::force(), ..Default::default() };
     quantize::run(&open(&path("a")), &path("b"), &options, &quiet()).unwrap();
 
     let without = parent(&path("without"), &[]);

@@ -67,9 +67,14 @@ fn a_recipe_is_its_steps_one_by_one() {
             from = to;
         }
         let out = path(&format!("{n}-recipe"));
-        let report =
-            recipe::run(&open(&oracle("02_kvshare")), &out, &recipe(tmp.path(), &text).unwrap(), false, &quiet())
-                .unwrap();
+        let report = recipe::run(
+            &open(&oracle("02_kvshare")),
+            &out,
+            &recipe(tmp.path(), &text).unwrap(),
+            Default::default(),
+            &quiet(),
+        )
+        .unwrap();
         assert_same(&tensors_of(&out), &tensors_of(&from));
         assert_eq!(open(&out).config_json(), open(&from).config_json(), "{order}");
         assert_eq!(open(&out).keepset(), open(&from).keepset(), "{order}");
@@ -126,7 +131,9 @@ fn a_step_that_fails_is_named_and_nothing_is_left() {
     ] {
         let recipe = recipe(inner.path(), &text).unwrap();
         let out = tmp.path().join("out");
-        let error = recipe::run(&open(&oracle("02_kvshare")), &out, &recipe, false, &quiet()).unwrap_err().to_string();
+        let error = recipe::run(&open(&oracle("02_kvshare")), &out, &recipe, Default::default(), &quiet())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(want), "{want}: {error}");
         assert!(names_in(tmp.path()).is_empty());
     }

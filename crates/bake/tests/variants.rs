@@ -37,7 +37,8 @@ fn a_model_without_layers_is_the_checkpoint_without_them() {
         let singles: Vec<[usize; 1]> = (0..model.config().layers.len()).map(|l| [l]).collect();
         for layers in singles.iter().map(|l| &l[..]).chain(several) {
             let out = tmp.path().join(target);
-            let options = DropLayersOptions { layers: layers.to_vec(), force: true, ..Default::default() };
+            let options =
+                DropLayersOptions { layers: layers.to_vec(), write: bake::WriteOptions::force(), ..Default::default() };
             let baked = drop_layers::run(model.checkpoint(), &out, &options, &quiet());
             let variant = match (model.without_layers(layers), baked) {
                 (Ok(variant), Ok(_)) => variant,

@@ -11,11 +11,12 @@ use bake::drop_layers::{self, DropLayersOptions};
 use bake::lineage::Lineage;
 use bake::quantize::{self, QuantizeOptions};
 use bake::synth::{self, Shape, SynthOptions};
-use bake::{Context, Error, Silent};
+use bake::{Context, Error, Silent, WriteOptions};
 use common::*;
 
 fn drop_one(from: &Path, out: &Path, force: bool) -> bake::Result<bake::Report> {
-    drop_layers::run(&open(from), out, &DropLayersOptions { layers: vec![1], force, ..Default::default() }, &quiet())
+    let write = WriteOptions { force, ..Default::default() };
+    drop_layers::run(&open(from), out, &DropLayersOptions { layers: vec![1], write, ..Default::default() }, &quiet())
 }
 
 #[test]
@@ -46,7 +47,7 @@ fn an_existing_target_is_kept_unless_forced() {
     let packed = quantize::run(
         &open(&oracle("08_int4")),
         &out,
-        &QuantizeOptions { force: true, ..Default::default() },
+        &QuantizeOptions { write: bake::WriteOptions::force(), ..Default::default() },
         &quiet(),
     );
     assert!(packed.is_err() && out.join("USE_POLICY.md").exists());
@@ -131,13 +132,17 @@ fn the_weights_file_is_aligned_and_in_order() {
     let tmp = tempfile::tempdir().unwrap();
     let out = tmp.path().join("out");
     let offsets_of = |layers: &[usize], quantised: bool| {
-        let options = DropLayersOptions { layers: layers.to_vec(), force: true, ..Default::default() };
+        let options =
+            DropLayersOptions { layers: layers.to_vec(), write: bake::WriteOptions::force(), ..Default::default() };
         match quantised {
             false => drop_layers::run(&open(&oracle("02_kvshare")), &out, &options, &quiet()).unwrap(),
-            true => {
-                quantize::run(&open(&nano()), &out, &QuantizeOptions { force: true, ..Default::default() }, &quiet())
-                    .unwrap()
-            }
+            true => quantize::run(
+                &open(&nano()),
+                &out,
+                &QuantizeOptions { write: bake::WriteOptions::force(), ..Default::default() },
+                &quiet(),
+            )
+            .unwrap(),
         };
         let bytes = fs::read(out.join("model.safetensors")).unwrap();
         let (header, metadata) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
@@ -206,4 +211,109 @@ fn concurrent_bakes_into_one_directory_do_not_mix() {
     for n in 1..4 {
         assert_same(&tensors_of(&tmp.path().join(format!("out{n}"))), &tensors_of(&tmp.path().join("out0")));
     }
+}
+
+/// A nano-sized parent with towers.
+fn with_towers(dir: &Path) -> PathBuf {
+    let options = SynthOptions { layers: 7, vocab: 96, towers: true, ..SynthOptions::new(Shape::Nano) };
+    synth::run(dir, &options, &quiet()).unwrap();
+    dir.to_path_buf()
+}
+
+#[test]
+fn towers_are_copied_by_every_bake_and_left_out_when_asked() {
+    let tmp = tempfile::tempdir().unwrap();
+    let parent = with_towers(&tmp.path().join("parent"));
+    let towers = |t: Tensors| -> Tensors { t.into_iter().filter(|(n, _)| bake::roles::is_tower(n)).collect() };
+    let want = towers(tensors_of(&parent));
+    assert!(want.len() > 100);
+    let bakes = |out: &Path, drop_towers: bool| {
+        let write = WriteOptions { drop_towers, ..WriteOptions::force() };
+        let strategy = bake::Strategy::Group(32);
+        let quantised =
+            quantize::run(&open(&parent), out, &QuantizeOptions { strategy, write, ..Default::default() }, &quiet());
+        let outputs = tensors_of(out);
+        let dropped = drop_layers::run(
+            &open(&parent),
+            out,
+            &DropLayersOptions { layers: vec![1], write, ..Default::default() },
+            &quiet(),
+        );
+        [(quantised.unwrap(), outputs), (dropped.unwrap(), tensors_of(out))]
+    };
+    let out = tmp.path().join("out");
+    for (report, outputs) in bakes(&out, false) {
+        assert_same(&towers(outputs), &want);
+        assert_eq!(report.lineage.knobs["drop_towers"], false);
+    }
+    assert!(open(&out).config_json()["vision_config"].is_object());
+    for (report, outputs) in bakes(&out, true) {
+        assert_same(&towers(outputs), &Tensors::new());
+        assert_eq!(report.lineage.knobs["drop_towers"], true);
+        assert!(report.lineage.notes.iter().any(|n| n.contains("vision and audio towers")));
+    }
+    let config = open(&out).config_json().clone();
+    assert!(config["vision_config"].is_null() && config["audio_config"].is_null());
+    // The ignore list of a quantised child names no module that is not there.
+    let write = WriteOptions { drop_towers: true, ..WriteOptions::force() };
+    let options = QuantizeOptions { strategy: bake::Strategy::Group(32), write, ..Default::default() };
+    quantize::run(&open(&parent), &out, &options, &quiet()).unwrap();
+    assert_eq!(open(&out).config_json()["quantization_config"]["ignore"], serde_json::json!(["lm_head"]));
+}
+
+#[test]
+fn sums_are_recorded_as_stated_and_computed_on_request() {
+    let tmp = tempfile::tempdir().unwrap();
+    let parent = damaged(&oracle("02_kvshare"), &tmp.path().join("parent"), |_, _| {});
+    let weights = "model.safetensors";
+    let digest = |sha256: bool| {
+        let write = WriteOptions { sha256, ..WriteOptions::force() };
+        let options = DropLayersOptions { layers: vec![1], write, ..Default::default() };
+        let report = drop_layers::run(&open(&parent), &tmp.path().join("out"), &options, &quiet())?;
+        let files = report.lineage.parent.unwrap().files;
+        Ok::<_, Error>((files[weights].sha256.clone(), files[weights].sha256_from.clone()))
+    };
+    assert_eq!(digest(false).unwrap(), (None, None));
+    let (computed, from) = digest(true).unwrap();
+    assert_eq!(from.as_deref(), Some("computed"));
+    let computed = computed.unwrap();
+    // By another program, where there is one.
+    if let Ok(out) = std::process::Command::new("sha256sum").arg(parent.join(weights)).output() {
+        assert!(String::from_utf8(out.stdout).unwrap().starts_with(&computed));
+    }
+    fs::write(parent.join("SHA256SUMS"), format!("{computed}  {weights}\n")).unwrap();
+    assert_eq!(digest(false).unwrap(), (Some(computed.clone()), Some("SHA256SUMS".into())));
+    assert_eq!(digest(true).unwrap().1.as_deref(), Some("computed, as SHA256SUMS states"));
+    let wrong = "0".repeat(64);
+    fs::write(parent.join("SHA256SUMS"), format!("{wrong}  {weights}\n")).unwrap();
+    assert_eq!(digest(false).unwrap().0, Some(wrong));
+    assert!(matches!(digest(true), Err(Error::Sum { found, .. }) if found == computed));
+    assert_eq!(names_in(tmp.path()), ["out", "parent"]);
+}
+
+/// Holes of the parent are holes of the child, and read as the zeros that they are.
+#[test]
+fn a_sparse_parent_has_sparse_children() {
+    use std::os::unix::fs::MetadataExt;
+    let tmp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let parent = tmp.path().join("parent");
+    let options = SynthOptions { layers: 3, vocab: 4096, sparse: true, ..SynthOptions::new(Shape::E2b) };
+    let made = synth::run(&parent, &options, &quiet()).unwrap();
+    let on_disk = |dir: &Path| dir.join("model.safetensors").metadata().unwrap().blocks() * 512;
+    assert!(made.tensor_bytes > 100_000_000 && on_disk(&parent) < 1_000_000, "{}", on_disk(&parent));
+    // Something between the holes is not lost.
+    let norm = format!("{LM}norm.weight");
+    let checkpoint = open(&parent);
+    let shard = &checkpoint.shards()[0];
+    let info = shard.header.tensors.iter().find(|t| t.name == norm).unwrap();
+    let at = (shard.header.data_start + info.begin) as u64;
+    let file = fs::OpenOptions::new().write(true).open(parent.join("model.safetensors")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &bf16(&[1.5, 2.5]), at + 10).unwrap();
+    drop(file);
+    let out = tmp.path().join("out");
+    drop_one(&parent, &out, false).unwrap();
+    assert!(on_disk(&out) < 1_000_000, "{}", on_disk(&out));
+    let norm = open(&out).get(&norm).unwrap();
+    assert_eq!(norm.bytes[10..14], bf16(&[1.5, 2.5])[..]);
+    assert_eq!(norm.bytes.iter().filter(|b| **b != 0).count(), 4);
 }

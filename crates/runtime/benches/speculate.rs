@@ -34,7 +34,8 @@ fn main() {
     let nano = folder.join("nano-int4");
     if !nano.exists() {
         let parent = Checkpoint::open(&runtime::nano::directory().expect("the embedded model")).expect("it opens");
-        let options = QuantizeOptions { strategy: Strategy::Group(32), head: Strategy::Group(32), force: false };
+        let options =
+            QuantizeOptions { strategy: Strategy::Group(32), head: Strategy::Group(32), write: Default::default() };
         bake::quantize::run(&parent, &nano, &options, &Context::quiet()).expect("it is quantised");
     }
     let shapes = [

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use bake::{Context, Report};
+use bake::{Context, Report, WriteOptions};
 use clap::{Args, Subcommand};
 use runtime::checkpoint::Checkpoint;
 
@@ -66,9 +66,38 @@ pub struct TargetArgs {
     /// Replace an existing target, once the new one is whole.
     #[arg(long)]
     pub force: bool,
+    /// Go on with an unfinished bake of this target, begun with the same options, after its last whole tensor.
+    #[arg(long)]
+    pub resume: bool,
     /// Print a JSON report.
     #[arg(long)]
     pub json: bool,
+}
+
+impl TargetArgs {
+    /// How to write what has no parent.
+    pub fn write(&self) -> WriteOptions {
+        WriteOptions { force: self.force, resume: self.resume, ..WriteOptions::default() }
+    }
+}
+
+/// What every bake can do with its parent.
+#[derive(Args)]
+pub struct ParentArgs {
+    /// Compute the SHA-256 of the model's files, too, and hold them to the sums that its SHA256SUMS, *.sha256 or download cache
+    /// state. Without it those are recorded as they stand.
+    #[arg(long)]
+    pub sha256: bool,
+    /// Leave out the vision and audio towers.
+    #[arg(long)]
+    pub drop_towers: bool,
+}
+
+impl ParentArgs {
+    /// How to write a child.
+    pub fn write(&self, target: &TargetArgs) -> WriteOptions {
+        WriteOptions { sha256: self.sha256, drop_towers: self.drop_towers, ..target.write() }
+    }
 }
 
 pub fn run(command: &BakeCommand, quiet: bool) -> Result<ExitCode> {
@@ -102,13 +131,21 @@ fn bake_with(
     let report = work(&Context { cancel: interrupt::flag()?, progress: &update })?;
     progress.finish_and_clear();
     if target.json {
-        crate::outln!("{}", serde_json::to_string_pretty(&report)?);
+        let mut json = serde_json::to_value(&report)?;
+        json["peak_rss_bytes"] = super::doctor::peak_rss_bytes().into();
+        crate::outln!("{}", serde_json::to_string_pretty(&json)?);
     } else if !quiet {
         let bytes = megabytes(report.tensor_bytes);
         crate::outln!("{}: {} tensors, {bytes} in {:.1} s", report.path.display(), report.tensors, report.seconds);
         if report.parent_bytes > 0 {
             let share = report.tensor_bytes as f64 / report.parent_bytes as f64 * 100.0;
             crate::outln!("{share:.1} % of the parent's {}", megabytes(report.parent_bytes));
+        }
+        if report.resumed_bytes > 0 {
+            crate::outln!("{} had been written before", megabytes(report.resumed_bytes));
+        }
+        for left in &report.unfinished {
+            crate::outln!("note: {} is left of an unfinished bake; remove it when it is not needed", left.display());
         }
         const SHOWN: usize = 4;
         let notes = &report.lineage.notes;

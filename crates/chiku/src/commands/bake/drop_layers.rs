@@ -7,7 +7,7 @@ use bake::drop_layers::DropLayersOptions;
 use clap::Args;
 use runtime::config::Rule;
 
-use super::{TargetArgs, bake_with, open};
+use super::{ParentArgs, TargetArgs, bake_with, open};
 
 #[derive(Args)]
 #[command(after_help = "Example:\n  chiku bake drop-layers --model nano --layers 2,8 --out nano-10")]
@@ -17,6 +17,8 @@ pub struct DropLayersArgs {
     pub model: String,
     #[command(flatten)]
     pub target: TargetArgs,
+    #[command(flatten)]
+    pub parent: ParentArgs,
     /// Layers to remove, comma-separated, counted from 0.
     #[arg(long, value_delimiter = ',', required = true, value_name = "L,L,...")]
     pub layers: Vec<usize>,
@@ -34,7 +36,7 @@ pub fn run(args: &DropLayersArgs, quiet: bool) -> Result<ExitCode> {
         layers: args.layers.clone(),
         allow: args.allow.clone(),
         strip_inert_kv: args.strip_inert_kv,
-        force: args.target.force,
+        write: args.parent.write(&args.target),
     };
     bake_with(&args.target, quiet, |c| bake::drop_layers::run(&parent, &args.target.out, &options, c))
 }

@@ -12,7 +12,7 @@ use ppl::jsonl::{self, Line};
 use runtime::checkpoint::{Checkpoint, Keepset};
 use runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
-use super::{TargetArgs, bake_with, open};
+use super::{ParentArgs, TargetArgs, bake_with, open};
 
 #[derive(Args)]
 #[command(
@@ -31,6 +31,8 @@ pub struct PruneVocabArgs {
     pub model: String,
     #[command(flatten)]
     pub target: TargetArgs,
+    #[command(flatten)]
+    pub parent: ParentArgs,
     #[command(flatten)]
     pub source: KeepsetSource,
     /// Build the keepset of tokens that occur at least this often [default: 1; 0 with --size]. Control and byte tokens are
@@ -95,7 +97,7 @@ pub fn run(args: &PruneVocabArgs, quiet: bool) -> Result<ExitCode> {
         targets: targets.len(),
         missing_structural: missing(&keep, &parent),
         coverage,
-        force: args.target.force,
+        write: args.parent.write(&args.target),
     };
     bake_with(&args.target, quiet, |c| bake::prune_vocab::run(&parent, &args.target.out, &keep, &options, c))
 }

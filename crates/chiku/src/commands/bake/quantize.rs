@@ -7,7 +7,7 @@ use bake::Strategy;
 use bake::quantize::QuantizeOptions;
 use clap::{Args, ValueEnum};
 
-use super::{TargetArgs, bake_with, open};
+use super::{ParentArgs, TargetArgs, bake_with, open};
 
 #[derive(Args)]
 #[command(after_help = "Example:\n  chiku bake quantize --model nano --group 32 --out nano-int4")]
@@ -17,6 +17,8 @@ pub struct QuantizeArgs {
     pub model: String,
     #[command(flatten)]
     pub target: TargetArgs,
+    #[command(flatten)]
+    pub parent: ParentArgs,
     /// Inputs that share a scale: 32, 64, 128 or any other multiple of 8.
     #[arg(long, default_value_t = 128, value_name = "N", conflicts_with = "per_channel")]
     pub group: usize,
@@ -43,6 +45,6 @@ pub fn run(args: &QuantizeArgs, quiet: bool) -> Result<ExitCode> {
         HeadScales::Channel => Strategy::Channel,
         HeadScales::Group => strategy,
     };
-    let options = QuantizeOptions { strategy, head, force: args.target.force };
+    let options = QuantizeOptions { strategy, head, write: args.parent.write(&args.target) };
     bake_with(&args.target, quiet, |c| bake::quantize::run(&parent, &args.target.out, &options, c))
 }

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use bake::recipe::{self, Recipe};
 use clap::Args;
 
-use super::{TargetArgs, bake_with, open};
+use super::{ParentArgs, TargetArgs, bake_with, open};
 use crate::output::megabytes;
 
 #[derive(Args)]
@@ -32,6 +32,8 @@ pub struct RecipeArgs {
     pub dry_run: bool,
     #[command(flatten)]
     pub target: TargetArgs,
+    #[command(flatten)]
+    pub parent: ParentArgs,
 }
 
 pub fn run(args: &RecipeArgs, quiet: bool) -> Result<ExitCode> {
@@ -39,10 +41,12 @@ pub fn run(args: &RecipeArgs, quiet: bool) -> Result<ExitCode> {
     let parent = open(&args.model)?;
     if !args.dry_run {
         return bake_with(&args.target, quiet, |c| {
-            recipe::run(&parent, &args.target.out, &recipe, args.target.force, c)
+            recipe::run(&parent, &args.target.out, &recipe, args.parent.write(&args.target), c)
         });
     }
-    let preview = recipe::preview(&recipe::plan(&parent, &recipe)?, &args.target.out)?;
+    let mut plan = recipe::plan(&parent, &recipe)?;
+    plan.set_drop_towers(args.parent.drop_towers);
+    let preview = recipe::preview(&plan, &args.target.out)?;
     if args.target.json {
         crate::outln!("{}", serde_json::to_string_pretty(&preview)?);
     } else {

@@ -117,14 +117,15 @@ impl<'a> Cutter<'a> {
 
         let path = self.stage.out.join("1-int4");
         let strategy = Strategy::Group(GROUP);
-        let options = QuantizeOptions { strategy, head: strategy, force: true };
+        let options = QuantizeOptions { strategy, head: strategy, write: bake::WriteOptions::force() };
         bake::quantize::run(best.model.checkpoint(), &path, &options, &context)?;
         best = self.gate(format!("int4 weights, groups of {GROUP}"), &path, best, cap)?;
 
         let layer_search = self.search_layers(&best.model)?;
         if let Some(LayerCost { layer, .. }) = layer_search.first() {
             let path = self.stage.out.join("2-drop-layer");
-            let options = DropLayersOptions { layers: vec![*layer], force: true, ..Default::default() };
+            let options =
+                DropLayersOptions { layers: vec![*layer], write: bake::WriteOptions::force(), ..Default::default() };
             bake::drop_layers::run(best.model.checkpoint(), &path, &options, &context)?;
             best = self.gate(format!("layer {layer} removed"), &path, best, cap)?;
         }
@@ -132,7 +133,7 @@ impl<'a> Cutter<'a> {
         let path = self.stage.out.join("3-pruned-vocabulary");
         let (keep, vocabulary) = self.keepset(&best.model)?;
         let origin = format!("ids that the model writes on the public prompts, {COUNTED_TOKENS} tokens each");
-        let options = PruneVocabOptions { origin, force: true, ..Default::default() };
+        let options = PruneVocabOptions { origin, write: bake::WriteOptions::force(), ..Default::default() };
         bake::prune_vocab::run(best.model.checkpoint(), &path, &keep, &options, &context)?;
         best =
             self.gate(format!("vocabulary cut to {} of {} ids", vocabulary.kept, vocabulary.full), &path, best, cap)?;
