@@ -55,7 +55,7 @@ fn shared(parent: &Path, child: &Path) -> (f64, f64) {
 #[test]
 fn a_child_without_some_layers_shares_its_parents_chunks() {
     let tmp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let shape = SynthOptions { layers: 5, vocab: 16_384, towers: true, ..SynthOptions::new(Shape::E2b) };
+    let shape = SynthOptions { layers: 5, vocab: 8192, ..SynthOptions::new(Shape::E2b) };
     let sharded = WriteOptions { shards: NonZeroUsize::new(3), ..Default::default() };
     for (name, options) in [
         ("bf16", shape),
