@@ -22,7 +22,7 @@ bench:
 
 # What a pass costs at E4B's width, what a verify pass costs, and one matrix product by itself.
 microbench:
-    cargo bench -p runtime -p kernels
+    cargo bench -p runtime -p kernels -p bake
 
 # Format, lints, documentation.
 lint:
@@ -39,3 +39,10 @@ release:
 # All that main must pass.
 ci:
     bash .ci/run
+
+# Ten million damaged headers and configurations: with libFuzzer (a nightly compiler and cargo-fuzz), or as a test on any compiler.
+fuzz:
+    cargo +nightly fuzz run header -- -runs=10000000
+    cargo +nightly fuzz run config -- -runs=10000000
+fuzz-stable:
+    CHIKU_FUZZ_EXECUTIONS=10000000 cargo test --release -p runtime --test fuzz_corpus

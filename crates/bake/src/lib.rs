@@ -1,8 +1,8 @@
 //! Checkpoint surgery: quantise, prune the vocabulary, drop layers, make test checkpoints, and say what a checkpoint holds.
 //!
-//! What always holds here: input is never changed; a target appears complete, checked and synced, or not at all; memory is a
-//! few MB a thread at any size; a result is interoperable (HF layout, `compressed-tensors` packing, the field's keepset file)
-//! and names its parents by hash in `lineage.json`.
+//! What always holds here: input is never changed; a target appears complete, checked and synced, or not at all; a bake that was
+//! stopped can be gone on with; memory is a few MB a thread at any size; a result is interoperable (HF layout,
+//! `compressed-tensors` packing, the field's keepset file) and names its parents by hash in `lineage.json`.
 //!
 //! A bake is a function from a checkpoint to a [`plan::Plan`]. One writer carries out all plans, and refuses a plan whose
 //! tensors contradict its configuration: an unsliced projection or a wrong number of shared layers cannot be written.

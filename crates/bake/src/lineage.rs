@@ -236,7 +236,7 @@ pub fn describe_parent(
 ) -> Result<Parent> {
     let mut files = BTreeMap::new();
     for name in files_of(checkpoint, side_files) {
-        let digest = digest(checkpoint.dir(), &name, sha256, &go_on)?;
+        let digest = stated(checkpoint.dir(), &name, sha256, &go_on)?;
         files.insert(name, digest);
     }
     Ok(Parent {
@@ -252,13 +252,38 @@ pub fn directory_name(dir: &Path) -> String {
     full.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned())
 }
 
-fn digest(dir: &Path, name: &str, sha256: bool, go_on: &impl Fn() -> Result<()>) -> Result<Digest> {
-    const BLOCK: usize = 1 << 20;
+/// [`digest`] of a file of a checkpoint, with the SHA-256 that the checkpoint states for it; with `sha256`, computed as well.
+fn stated(dir: &Path, name: &str, sha256: bool, go_on: &impl Fn() -> Result<()>) -> Result<Digest> {
     let known = manifest::known(dir, name)?;
-    let path = &dir.join(name);
+    let path = dir.join(name);
+    let mut sha = sha256.then(Sha256::new);
+    let digest = read_through(&path, go_on, |block| {
+        if let Some(sha) = &mut sha {
+            sha.update(block);
+        }
+    })?;
+    let computed = sha.map(|s| s.finalize().iter().map(|b| format!("{b:02x}")).collect::<String>());
+    let (sha256, sha256_from) = match (known, computed) {
+        (Some(k), Some(found)) if k.sha256 != found => {
+            return Err(Error::Sum { path, manifest: k.from, expected: k.sha256, found });
+        }
+        (Some(k), Some(found)) => (Some(found), Some(format!("computed, as {} states", k.from))),
+        (Some(k), None) => (Some(k.sha256), Some(k.from)),
+        (None, Some(found)) => (Some(found), Some("computed".into())),
+        (None, None) => (None, None),
+    };
+    Ok(Digest { sha256, sha256_from, ..digest })
+}
+
+fn digest(path: &Path, go_on: &impl Fn() -> Result<()>) -> Result<Digest> {
+    read_through(path, go_on, |_| ())
+}
+
+/// Length and blake3 of a file; `also` sees every block.
+fn read_through(path: &Path, go_on: &impl Fn() -> Result<()>, mut also: impl FnMut(&[u8])) -> Result<Digest> {
+    const BLOCK: usize = 1 << 20;
     let mut file = File::open(path).map_err(Error::io(path, "open"))?;
     let mut hasher = blake3::Hasher::new();
-    let mut sha = sha256.then(Sha256::new);
     let mut block = vec![0; BLOCK];
     loop {
         go_on()?;
@@ -266,23 +291,10 @@ fn digest(dir: &Path, name: &str, sha256: bool, go_on: &impl Fn() -> Result<()>)
             0 => break,
             n => {
                 hasher.update(&block[..n]);
-                if let Some(sha) = &mut sha {
-                    sha.update(&block[..n]);
-                }
+                also(&block[..n]);
             }
         };
     }
-    let computed = sha.map(|s| s.finalize().iter().map(|b| format!("{b:02x}")).collect::<String>());
-    let (sha256, sha256_from) = match (known, computed) {
-        (Some(k), Some(found)) if k.sha256 != found => {
-            let (manifest, expected) = (k.from, k.sha256);
-            return Err(Error::Sum { path: path.clone(), manifest, expected, found });
-        }
-        (Some(k), Some(found)) => (Some(found), Some(format!("computed, as {} states", k.from))),
-        (Some(k), None) => (Some(k.sha256), Some(k.from)),
-        (None, Some(found)) => (Some(found), Some("computed".into())),
-        (None, None) => (None, None),
-    };
     let blake3 = hasher.finalize().to_hex().to_string();
-    Ok(Digest { bytes: hasher.count(), blake3, sha256, sha256_from })
+    Ok(Digest { bytes: hasher.count(), blake3, sha256: None, sha256_from: None })
 }

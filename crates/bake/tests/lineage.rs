@@ -71,7 +71,7 @@ fn more_than_one_knob_is_flagged() {
     let steps = "name = \"two\"\ndescription = \"d\"\n[[step]]\nbake = \"drop-layers\"\nlayers = [1]\n[[step]]\nbake = \"quantize\"\n";
     fs::write(path("recipe.toml"), steps).unwrap();
     let recipe = Recipe::read(&path("recipe.toml"), &Default::default()).unwrap();
-    recipe::run(&open(&nano()), &path("both"), &recipe, false, &quiet()).unwrap();
+    recipe::run(&open(&nano()), &path("both"), &recipe, Default::default(), &quiet()).unwrap();
     let family = lineage::family(&path("both")).unwrap();
     assert_eq!(family.flags.len(), 1);
     has(&family.flags[0], "both differs from nano in 2 knobs at once (layers, quantisation)");
@@ -79,7 +79,7 @@ fn more_than_one_knob_is_flagged() {
     let same = steps.replace("\"quantize\"", "\"drop-layers\"\nlayers = [1]");
     fs::write(path("recipe.toml"), same).unwrap();
     let recipe = Recipe::read(&path("recipe.toml"), &Default::default()).unwrap();
-    recipe::run(&open(&nano()), &path("one"), &recipe, false, &quiet()).unwrap();
+    recipe::run(&open(&nano()), &path("one"), &recipe, Default::default(), &quiet()).unwrap();
     assert!(lineage::family(&path("one")).unwrap().flags.is_empty());
 }
 

@@ -52,10 +52,15 @@ fn messages(error: &anyhow::Error) -> Vec<String> {
     out
 }
 
+/// A cause as an error of a bake, in a box where another one of them carries it.
+fn bake_error<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a bake::Error> {
+    cause.downcast_ref().or_else(|| cause.downcast_ref::<Box<bake::Error>>().map(|b| &**b))
+}
+
 fn code_of(error: &anyhow::Error) -> u8 {
     for cause in error.chain() {
         if cause.is::<Interrupted>()
-            || matches!(cause.downcast_ref(), Some(bake::Error::Cancelled { .. }))
+            || matches!(bake_error(cause), Some(bake::Error::Cancelled { .. }))
             || matches!(cause.downcast_ref(), Some(ppl::Error::Cancelled))
         {
             return INTERRUPTED;

@@ -129,8 +129,9 @@ fn chiku(args: &[String]) -> Command {
 
 #[test]
 fn damaged_checkpoints() {
-    type Damage = fn(&Case);
-    let cases: &[(&str, &str, &[&str], Damage, &[&str])] = &[
+    /// What is wrong, with which oracle target and bake, how it comes about, and what the message says.
+    type Row = (&'static str, &'static str, &'static [&'static str], fn(&Case), &'static [&'static str]);
+    let cases: &[Row] = &[
         (
             "truncated file",
             "02_kvshare",
