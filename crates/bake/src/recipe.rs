@@ -118,8 +118,12 @@ impl Step {
                     Rule::named(name).ok_or(Error::Option { option: "allow", expected, found: name.clone() })
                 };
                 let allow = allow.iter().map(rule).collect::<Result<_>>()?;
-                let options =
-                    DropLayersOptions { layers: layers.clone(), allow, strip_inert_kv: *strip_inert_kv, ..Default::default() };
+                let options = DropLayersOptions {
+                    layers: layers.clone(),
+                    allow,
+                    strip_inert_kv: *strip_inert_kv,
+                    ..Default::default()
+                };
                 drop_layers::plan(parent, &options)
             }
             Step::PruneVocab { keepset } => {
