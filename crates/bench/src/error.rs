@@ -40,6 +40,30 @@ pub enum Error {
         /// What the file says.
         found: String,
     },
+    /// A line of a text or CSV file is not what it should be.
+    #[error("{}:{line}: {reason}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Line number, from 1.
+        line: u64,
+        /// What is wrong, and what was expected.
+        reason: String,
+    },
+    /// A file is of the right kind, and holds nothing that could be used.
+    #[error("{}: {what}", path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+        /// What is missing, and what would help.
+        what: String,
+    },
+    /// An answer that the given data cannot support.
+    #[error("refused: {reason}")]
+    Refused {
+        /// Why, and what to give instead.
+        reason: String,
+    },
     /// A line, field or duplicate of a JSONL file.
     #[error(transparent)]
     Jsonl(#[from] Box<ppl::Error>),
@@ -79,6 +103,21 @@ pub enum Error {
         index: usize,
         /// What is wrong with it.
         reason: String,
+    },
+    /// A results file holds records of several schemas.
+    #[error(
+        "{}:{line}: a record of schema {found} among those of schema {expected}, which alone this program reads; analyse them apart",
+        path.display()
+    )]
+    Schema {
+        /// The file.
+        path: PathBuf,
+        /// Line number, from 1.
+        line: usize,
+        /// Schema of that line.
+        found: u64,
+        /// Schema that this program reads.
+        expected: u32,
     },
     /// Another process holds the lock of a results file.
     #[error("{}: locked by another process for {waited_s} s; retry, or write to another file", path.display())]

@@ -9,7 +9,14 @@
 //! | [`prompts`] | prompt sets, raw or chat, by hash |
 //! | [`protocol`] | warm-ups, one request at a time, ABBA; what a target is |
 //! | [`engine`] | the in-process engine as a target |
-//! | [`stats`] | bootstrap intervals for ratios of sums |
+//! | [`stats`] | intervals, tests, variance components, the expected best of n |
+//! | [`luck`] | draws of one configuration, classed by trajectory |
+//! | [`claim`] | what a best of N draws is worth, and whether it verifies |
+//! | [`gap`] | public against private prompt sets |
+//! | [`roofline`] | bytes of a step by component, and the bound that follows |
+//! | [`simulate`] | synthetic nodes with a known truth |
+//! | [`bandwidth`] | read bandwidth of this machine |
+//! | [`import`], [`export`] | files of others, and for others |
 //! | [`acceptance`] | tokens a step and acceptance by depth, in and outside repetition loops |
 //! | [`compare`] | two interleaved runs, paired by prompt |
 //! | [`environment`] | machine, program, checkpoint by hash |
@@ -20,15 +27,23 @@
 #![forbid(unsafe_code)]
 
 pub mod acceptance;
+pub mod bandwidth;
+pub mod claim;
 pub mod compare;
 pub mod engine;
 pub mod environment;
 mod error;
+pub mod export;
+pub mod gap;
+pub mod import;
 pub mod log;
+pub mod luck;
 pub mod merge;
 pub mod prompts;
 pub mod protocol;
 pub mod record;
+pub mod roofline;
+pub mod simulate;
 pub mod stats;
 
 pub use error::{Error, Result};

@@ -30,6 +30,8 @@ pub struct Skipped {
     pub line: usize,
     /// Why.
     pub reason: String,
+    /// Its schema, where it is a record of another one.
+    pub schema: Option<u64>,
 }
 
 /// Contents of a results file.
@@ -129,7 +131,7 @@ fn torn_end(file: &mut File, len: u64) -> std::io::Result<Option<Option<Skipped>
     file.read_to_end(&mut bytes)?;
     let start = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |i| i + 1);
     let line = bytes[..start].iter().filter(|&&b| b == b'\n').count() + 1;
-    Ok(Some(parse(&bytes[start..]).err().map(|reason| Skipped { line, reason })))
+    Ok(Some(parse(&bytes[start..]).err().map(|(reason, schema)| Skipped { line, reason, schema })))
 }
 
 /// A new file is on disk once its directory entry is. Not all file systems let a directory be synced; the contents are safe
@@ -169,20 +171,33 @@ pub fn read(path: &Path) -> Result<Log> {
     for (index, line) in bytes.split(|&b| b == b'\n').enumerate().filter(|(_, l)| !l.trim_ascii().is_empty()) {
         match parse(line) {
             Ok(record) => log.records.push(record),
-            Err(reason) => log.skipped.push(Skipped { line: index + 1, reason }),
+            Err((reason, schema)) => log.skipped.push(Skipped { line: index + 1, reason, schema }),
         }
     }
     Ok(log)
 }
 
-fn parse(line: &[u8]) -> std::result::Result<Record, String> {
-    let value: Value = serde_json::from_slice(line).map_err(|e| format!("not a whole JSON object: {e}"))?;
+/// [`read`] for an analysis: a file that also holds records of another schema is refused, since leaving them out would change the answer
+/// unnoticed.
+///
+/// # Errors
+/// Those of [`read`]; [`Error::Schema`].
+pub fn read_uniform(path: &Path) -> Result<Log> {
+    let log = read(path)?;
+    match log.skipped.iter().find_map(|s| s.schema.map(|schema| (s.line, schema))) {
+        Some((line, found)) => Err(Error::Schema { path: path.to_path_buf(), line, found, expected: SCHEMA }),
+        None => Ok(log),
+    }
+}
+
+fn parse(line: &[u8]) -> std::result::Result<Record, (String, Option<u64>)> {
+    let value: Value = serde_json::from_slice(line).map_err(|e| (format!("not a whole JSON object: {e}"), None))?;
     match value.get("schema").and_then(Value::as_u64) {
         Some(schema) if schema == u64::from(SCHEMA) => {}
-        Some(schema) => return Err(format!("schema {schema}; this program reads {SCHEMA}")),
-        None => return Err("no schema version".to_string()),
+        Some(schema) => return Err((format!("schema {schema}; this program reads {SCHEMA}"), Some(schema))),
+        None => return Err(("no schema version".to_string(), None)),
     }
-    serde_json::from_value(value).map_err(|e| format!("not a record: {e}"))
+    serde_json::from_value(value).map_err(|e| (format!("not a record: {e}"), None))
 }
 
 #[cfg(test)]
@@ -261,6 +276,10 @@ mod tests {
         assert_eq!(skipped.iter().map(|s| s.0).collect::<Vec<_>>(), [2, 4, 5, 6, 8]);
         assert!(skipped[1].1.contains("no schema") && skipped[2].1.contains("schema 2; this program reads 1"));
         assert!(skipped[3].1.starts_with("not a record: missing field"), "{}", skipped[3].1);
+        let refused = read_uniform(&path).unwrap_err().to_string();
+        assert!(refused.contains("machine-01.jsonl:5: a record of schema 2 among those of schema 1"), "{refused}");
+        std::fs::write(&path, format!("{good}garbage\n")).unwrap();
+        assert_eq!(seeds(&read_uniform(&path).unwrap()), [1]);
     }
 
     #[test]

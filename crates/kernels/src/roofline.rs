@@ -30,9 +30,91 @@ impl StepBytes {
     }
 }
 
+/// Memory bandwidth of a device in GB/s (10^9 bytes a second), and its size.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeviceProfile {
+    /// Name on the command line.
+    pub name: &'static str,
+    /// What it is.
+    pub description: &'static str,
+    /// By the data sheet: bus width times transfer rate.
+    pub nominal_gb_s: f64,
+    /// Most that a stream of reads has reached; `None` where nobody measured one.
+    pub read_gb_s: Option<f64>,
+    /// Most that a copy has reached, read and written bytes counted; `None` where nobody measured one.
+    pub copy_gb_s: Option<f64>,
+    /// Streaming multiprocessors.
+    pub sms: u32,
+    /// Where the numbers come from.
+    pub source: &'static str,
+}
+
+impl DeviceProfile {
+    /// The bandwidth that weights can be read with: measured reads where there are any, else the data sheet.
+    pub fn gb_s(&self) -> f64 {
+        self.read_gb_s.unwrap_or(self.nominal_gb_s)
+    }
+
+    /// A profile by name.
+    pub fn by_name(name: &str) -> Option<&'static DeviceProfile> {
+        DEVICES.iter().find(|d| d.name == name)
+    }
+}
+
+/// Devices whose numbers are published.
+pub const DEVICES: [DeviceProfile; 4] = [
+    DeviceProfile {
+        name: "a10g",
+        description: "NVIDIA A10G, 24 GB GDDR6",
+        nominal_gb_s: 600.0,
+        read_gb_s: Some(517.9),
+        copy_gb_s: Some(481.0),
+        sms: 80,
+        source: "data sheet; stream reads of 517.6 to 517.9 GB/s and fp16 copies of 480.3 to 481 GB/s were published for it",
+    },
+    DeviceProfile {
+        name: "a10",
+        description: "NVIDIA A10, 24 GB GDDR6",
+        nominal_gb_s: 600.2,
+        read_gb_s: None,
+        copy_gb_s: None,
+        sms: 72,
+        source: "data sheet: 384 bit at 12.5 Gb/s",
+    },
+    DeviceProfile {
+        name: "rtx3090",
+        description: "NVIDIA GeForce RTX 3090, 24 GB GDDR6X",
+        nominal_gb_s: 936.0,
+        read_gb_s: None,
+        copy_gb_s: None,
+        sms: 82,
+        source: "data sheet: 384 bit at 19.5 Gb/s",
+    },
+    DeviceProfile {
+        name: "h200",
+        description: "NVIDIA H200, 141 GB HBM3e",
+        nominal_gb_s: 4800.0,
+        read_gb_s: None,
+        copy_gb_s: None,
+        sms: 132,
+        source: "data sheet",
+    },
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_have_names_of_their_own_and_possible_numbers() {
+        for d in &DEVICES {
+            assert_eq!(DeviceProfile::by_name(d.name), Some(d));
+            let measured = [d.read_gb_s, d.copy_gb_s].into_iter().flatten();
+            assert!(d.nominal_gb_s > 0.0 && measured.into_iter().all(|m| m > 0.0 && m < d.nominal_gb_s));
+        }
+        assert_eq!(DeviceProfile::by_name("a10g").unwrap().gb_s(), 517.9);
+        assert_eq!(DeviceProfile::by_name("h100"), None);
+    }
 
     #[test]
     fn the_published_floor_is_reproduced() {

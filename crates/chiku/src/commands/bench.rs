@@ -6,8 +6,14 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 
 mod acceptance;
+mod claim;
+mod export;
+mod gap;
+mod import;
 mod prompts;
+mod roofline;
 mod run;
+mod simulate;
 
 pub use prompts::PromptArgs;
 pub use run::{Side, measure};
@@ -26,6 +32,19 @@ pub enum BenchCommand {
     Run(Box<run::RunArgs>),
     /// What a drafter yields: tokens a step and acceptance by depth, in and outside repetition loops.
     Acceptance(Box<acceptance::AcceptanceArgs>),
+    /// What the best of N draws is worth: luck, ceiling, and the chance that it verifies.
+    Claim(Box<claim::ClaimArgs>),
+    /// Public against private prompts: the gap, what it is made of, and what a gate makes of it.
+    Gap(Box<gap::GapArgs>),
+    /// Bytes of a step by component, and the bound at a device's bandwidth.
+    Roofline(Box<roofline::RooflineArgs>),
+    /// Synthetic nodes: what an experiment can show before it is paid for.
+    Simulate(Box<simulate::SimulateArgs>),
+    /// Read files of others: draws, step times, boards, runs, results of other benchmarks.
+    #[command(subcommand)]
+    Import(import::ImportCommand),
+    /// Write records for other tools.
+    Export(export::ExportArgs),
 }
 
 impl BenchArgs {
@@ -33,6 +52,12 @@ impl BenchArgs {
         match &self.command {
             Some(BenchCommand::Run(args)) => args.json,
             Some(BenchCommand::Acceptance(args)) => args.json,
+            Some(BenchCommand::Claim(args)) => args.json,
+            Some(BenchCommand::Gap(args)) => args.json,
+            Some(BenchCommand::Roofline(args)) => args.json,
+            Some(BenchCommand::Simulate(args)) => args.json,
+            Some(BenchCommand::Import(command)) => command.json(),
+            Some(BenchCommand::Export(args)) => args.json,
             None => self.run.json,
         }
     }
@@ -42,6 +67,12 @@ pub fn run(args: &BenchArgs, quiet: bool) -> Result<ExitCode> {
     match &args.command {
         Some(BenchCommand::Run(args)) => run::run(args, quiet),
         Some(BenchCommand::Acceptance(args)) => acceptance::run(args, quiet),
+        Some(BenchCommand::Claim(args)) => claim::run(args),
+        Some(BenchCommand::Gap(args)) => gap::run(args, quiet),
+        Some(BenchCommand::Roofline(args)) => roofline::run(args),
+        Some(BenchCommand::Simulate(args)) => simulate::run(args),
+        Some(BenchCommand::Import(command)) => import::run(command),
+        Some(BenchCommand::Export(args)) => export::run(args),
         None => run::run(&args.run, quiet),
     }
 }

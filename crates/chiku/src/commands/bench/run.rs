@@ -269,8 +269,11 @@ fn print(r: &Record) {
             c.a,
             c.pairs
         );
-        if c.different_outputs > 0 {
-            crate::outln!("  (on {} prompts the two wrote different text)", c.different_outputs);
+        if let (Some(steps), Some(tokens)) = (&c.step_rate, &c.tokens_per_step) {
+            crate::outln!("  {:.3} times the steps a second, {:.3} times the tokens a step", steps.value, tokens.value);
+        }
+        if let Some(verdict) = &c.verdict {
+            crate::outln!("  verdict on {}: {verdict}", c.b);
         }
     }
 }

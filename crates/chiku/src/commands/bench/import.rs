@@ -1,0 +1,164 @@
+//! `chiku bench import`: what files of others say.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use bench::import::board::{Board, Verification};
+use bench::import::engines::{self, Tool, Unit};
+use bench::import::field_run::FieldRun;
+use bench::import::{draws, steptime};
+use bench::luck::Group;
+use bench::stats::BootstrapOptions;
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+
+#[derive(Subcommand)]
+pub enum ImportCommand {
+    /// Repeated runs (CSV: group, tps, trajectory_cluster): how much of their spread is the trajectory.
+    #[command(after_help = "Example:\n  chiku bench import draws draws.csv --json")]
+    Draws(FileArgs),
+    /// A server's step-time log: median times of the target's pass and of drafting.
+    #[command(after_help = "Example:\n  chiku bench import steptime job_logs.txt --json")]
+    Steptime(FileArgs),
+    /// A leaderboard (JSON): rows and their states.
+    #[command(after_help = "Example:\n  chiku bench import board leaderboard.json --json")]
+    Board(FileArgs),
+    /// A run's directory (benchmark.jsonl, decode_outputs.jsonl, summary.json): speed and trajectory.
+    #[command(after_help = "Example:\n  chiku bench import run results/my-run --json")]
+    Run(FileArgs),
+    /// Results of `llama-bench -o json`.
+    #[command(after_help = "Example:\n  chiku bench import llama-bench bench.json --json")]
+    LlamaBench(FileArgs),
+    /// Results of `vllm bench serve --save-result` or `vllm bench throughput --output-json`.
+    #[command(after_help = "Example:\n  chiku bench import vllm result.json --json")]
+    Vllm(FileArgs),
+    /// Results of `hyperfine --export-json`.
+    #[command(after_help = "Example:\n  chiku bench import hyperfine times.json --json")]
+    Hyperfine(FileArgs),
+}
+
+#[derive(Args)]
+pub struct FileArgs {
+    /// What to read.
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Print as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl ImportCommand {
+    fn args(&self) -> &FileArgs {
+        match self {
+            ImportCommand::Draws(a)
+            | ImportCommand::Steptime(a)
+            | ImportCommand::Board(a)
+            | ImportCommand::Run(a)
+            | ImportCommand::LlamaBench(a)
+            | ImportCommand::Vllm(a)
+            | ImportCommand::Hyperfine(a) => a,
+        }
+    }
+
+    pub fn json(&self) -> bool {
+        self.args().json
+    }
+}
+
+pub fn run(command: &ImportCommand) -> Result<ExitCode> {
+    let FileArgs { path, json } = command.args();
+    let (value, text) = match command {
+        ImportCommand::Draws(_) => of_draws(path)?,
+        ImportCommand::Steptime(_) => of_steptime(path)?,
+        ImportCommand::Board(_) => of_board(path)?,
+        ImportCommand::Run(_) => of_run(path)?,
+        ImportCommand::LlamaBench(_) => of_engine(path, Tool::LlamaBench)?,
+        ImportCommand::Vllm(_) => of_engine(path, Tool::Vllm)?,
+        ImportCommand::Hyperfine(_) => of_engine(path, Tool::Hyperfine)?,
+    };
+    if *json {
+        crate::outln!("{}", serde_json::to_string_pretty(&value)?);
+    } else {
+        crate::out!("{text}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+type Said = (Value, String);
+
+fn of_draws(path: &std::path::Path) -> Result<Said> {
+    let mut groups = Map::new();
+    let mut text = format!(
+        "{:>4} {:>8} {:>7} {:>8} {:>10} {:>9}  group (published)\n",
+        "n", "mean", "sd", "classes", "explained", "within %"
+    );
+    for (name, draws) in draws::read(path)? {
+        let g = Group::new(&draws)?;
+        let or_dash = |v: Option<f64>, digits: usize| v.map_or("-".into(), |v| format!("{v:.digits$}"));
+        text += &format!(
+            "{:>4} {:>8.2} {:>7} {:>8} {:>10} {:>9}  {name}\n",
+            g.n,
+            g.mean,
+            or_dash(g.sd, 2),
+            g.classes,
+            or_dash(g.explained, 3),
+            or_dash(g.within_sd_pct, 3)
+        );
+        groups.insert(name, serde_json::to_value(&g)?);
+    }
+    Ok((json!({"kind": "published", "groups": groups}), text))
+}
+
+fn of_steptime(path: &std::path::Path) -> Result<Said> {
+    let t = steptime::read(path)?;
+    let draft = t.draft_ms_p50.map_or("nothing drafted".into(), |d| format!("draft {d:.3} ms"));
+    let text = format!("exec {:.3} ms, {draft} (medians over {} passes, published)\n", t.exec_ms_p50, t.n);
+    Ok((serde_json::to_value(&t)?, text))
+}
+
+fn of_board(path: &std::path::Path) -> Result<Said> {
+    let board = Board::read(path)?;
+    let [valid, pending, invalid] =
+        [Verification::Valid, Verification::Pending, Verification::Invalid].map(|state| board.count(state));
+    let (rows, masked) = (board.claims.len(), board.masked_valid());
+    let fastest = |state| board.fastest(state).map(|c| json!({"agent": c.agent, "tps": c.tps, "method": c.method}));
+    let value = json!({
+        "rows": rows, "valid": valid, "pending": pending, "invalid": invalid, "masked_valid": masked,
+        "fastest_valid": fastest(Verification::Valid), "fastest_pending": fastest(Verification::Pending),
+        "claims": board.claims,
+    });
+    let mut text = format!("{rows} rows: {valid} valid, {pending} pending, {invalid} invalid (published)\n");
+    for (name, state) in [("valid", Verification::Valid), ("pending", Verification::Pending)] {
+        if let Some(c) = board.fastest(state) {
+            text += &format!("fastest {name}: {:.2} tokens/s, {} of {}\n", c.tps, c.method, c.agent);
+        }
+    }
+    if masked > 0 {
+        text += &format!("{masked} valid rows are slower than another row of the same agent\n");
+    }
+    Ok((value, text))
+}
+
+fn of_run(path: &std::path::Path) -> Result<Said> {
+    let r = FieldRun::read(path, &BootstrapOptions::default())?;
+    let interval = r.interval.map_or_else(String::new, |i| format!(" [{:.1}, {:.1}] (over prompts)", i.low, i.high));
+    let mut text =
+        format!("{:.2} tokens/s{interval}, {} prompts in {:.2} s (published)\n", r.tps, r.prompts, r.ms_total / 1e3);
+    match (&r.trajectory, &r.trajectory_missing) {
+        (Some(t), _) => text += &format!("trajectory {t}\n"),
+        (None, why) => text += &format!("no trajectory: {}\n", why.as_deref().unwrap_or("unknown")),
+    }
+    Ok((serde_json::to_value(&r)?, text))
+}
+
+fn of_engine(path: &std::path::Path, tool: Tool) -> Result<Said> {
+    let rows = engines::read(path, tool)?;
+    let mut text = String::new();
+    for r in &rows {
+        let unit = if r.unit == Unit::Seconds { "s" } else { "tokens/s" };
+        let sd = r.sd.map_or_else(String::new, |sd| format!(", sd {sd:.3}"));
+        text += &format!("{}: {:.3} {unit}{sd} ({}, published)\n", r.name, r.mean, r.tool);
+    }
+    Ok((json!({"measurements": rows}), text))
+}
