@@ -111,6 +111,14 @@ pub enum Error {
         /// Its value.
         value: f32,
     },
+    /// A linear in memory cannot be quantised.
+    #[error("`{module}` {reason}")]
+    Weights {
+        /// The linear.
+        module: String,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// A tensor is not what this bake can work on.
     #[error("{}: tensor `{tensor}`: expected {expected}, found {found}; {hint}", path.display())]
     Tensor {

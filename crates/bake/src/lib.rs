@@ -10,6 +10,7 @@
 //! | module | concept |
 //! |---|---|
 //! | [`quant`], [`method`] | arithmetic of packed weights on rows; how scales and integers are chosen |
+//! | [`in_memory`] | linears quantised without a checkpoint |
 //! | [`quantize`], [`prune_vocab`], [`drop_layers`], [`synth`] | the bakes |
 //! | [`recipe`] | several bakes in one, from a TOML file |
 //! | [`keepset`] | which tokens a pruned head keeps, and what share of a text that covers |
@@ -32,6 +33,7 @@ pub mod context;
 pub mod diff;
 pub mod drop_layers;
 mod error;
+pub mod in_memory;
 pub mod inspect;
 mod journal;
 pub mod keepset;

@@ -255,13 +255,20 @@ impl Model {
     /// Bytes of the matrices that one decode step multiplies with, each read once whatever the number of rows: the layers'
     /// linears, the PLE model projection and the head. Embedding look-ups and norms are not in it.
     pub fn step_weight_bytes(&self) -> u64 {
-        let mut bytes = self.head().bytes();
-        bytes += self.weights(names::PLE_MODEL_PROJECTION).map_or(0, Weights::bytes);
-        for l in 0..self.layers.len() {
-            let linears = names::LAYER_LINEARS.iter().filter_map(|rest| self.weights(&names::layer(l, rest)));
-            bytes += linears.map(Weights::bytes).sum::<usize>();
-        }
-        bytes as u64
+        self.step_linears().map(Weights::bytes).sum::<usize>() as u64
+    }
+
+    /// The same on a device, where int3 has no unused bits.
+    pub fn step_device_bytes(&self) -> u64 {
+        self.step_linears().map(Weights::device_bytes).sum::<usize>() as u64
+    }
+
+    /// The matrices of [`Model::step_weight_bytes`].
+    fn step_linears(&self) -> impl Iterator<Item = &Weights> {
+        let of_layer =
+            move |l| names::LAYER_LINEARS.iter().filter_map(move |rest| self.weights(&names::layer(l, rest)));
+        let layers = (0..self.layers.len()).flat_map(of_layer);
+        [self.head()].into_iter().chain(self.weights(names::PLE_MODEL_PROJECTION)).chain(layers)
     }
 }
 
