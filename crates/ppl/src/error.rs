@@ -79,6 +79,39 @@ pub enum Error {
         /// The runtime's error.
         source: Box<runtime::Error>,
     },
+    /// A record's target is a token that the head lacks, so that there is no perplexity to compare.
+    #[error(
+        "`{record}`: target token {token_id} has no row in the head ({tokens} such tokens in all); leave out such records"
+    )]
+    Pruned {
+        /// The first such record.
+        record: String,
+        /// The first such token.
+        token_id: u32,
+        /// Different tokens of the records that the head lacks.
+        tokens: usize,
+    },
+    /// A journal that cannot be continued. It is left as it is.
+    #[error("{}: {reason}", path.display())]
+    Journal {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+    /// Weights could not be quantised.
+    #[error(transparent)]
+    Bake(#[from] bake::Error),
+    /// An option of a search leaves nothing to search.
+    #[error("{option}: expected {expected}, found {found}")]
+    Search {
+        /// Name of the option.
+        option: &'static str,
+        /// What would have been accepted.
+        expected: String,
+        /// The value given.
+        found: String,
+    },
     /// Nothing was given to score or to compare.
     #[error("nothing to do: {what}")]
     Nothing {

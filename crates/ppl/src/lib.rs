@@ -13,6 +13,7 @@
 //! | [`identity`] | two files of generations, index by index |
 //! | [`paths`] | ways of one checkpoint to arrive at the next token |
 //! | [`verify`] | the gate: perplexity under a cap, paths identical |
+//! | [`sensitivity`] | what a model can do without, and the plan with the fewest bytes under a cap |
 
 #![forbid(unsafe_code)]
 
@@ -23,6 +24,7 @@ pub mod jsonl;
 pub mod paths;
 pub mod records;
 pub mod score;
+pub mod sensitivity;
 pub mod verify;
 
 pub use error::{Error, Result};
