@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bake, bench, demo, doctor, generate, logits, ppl, verify};
+use crate::commands::{bake, bench, demo, doctor, generate, logits, ppl, sensitivity, verify};
 
 const HELP: &str =
     "Exit codes: 0 done, 1 a gate failed, 2 usage or input error, 3 the machine lacks what the command needs, 130 \
@@ -40,6 +40,9 @@ pub enum Command {
     Logits(logits::LogitsArgs),
     /// Perplexity over token records.
     Ppl(ppl::PplArgs),
+    /// What a model can do without: layers, bits, and the smallest plan under a perplexity cap.
+    #[command(subcommand)]
+    Sensitivity(sensitivity::SensitivityCommand),
     /// The gate: perplexity under a cap, and greedy identity between computational paths.
     Verify(verify::VerifyArgs),
     /// Measure tokens per second.
@@ -57,6 +60,7 @@ impl Command {
             Command::Generate(args) => generate::run(&args, quiet),
             Command::Logits(args) => logits::run(&args, quiet),
             Command::Ppl(args) => ppl::run(&args, quiet),
+            Command::Sensitivity(command) => sensitivity::run(&command, quiet),
             Command::Verify(args) => verify::run(&args, quiet),
             Command::Bench(args) => bench::run(&args, quiet),
             Command::Doctor(args) => doctor::run(&args),
@@ -71,6 +75,7 @@ impl Command {
             Command::Generate(args) => args.json,
             Command::Logits(args) => args.json,
             Command::Ppl(args) => args.json,
+            Command::Sensitivity(command) => command.json(),
             Command::Verify(args) => args.json,
             Command::Bench(args) => args.json(),
             Command::Doctor(args) => args.json,

@@ -7,5 +7,6 @@ pub mod doctor;
 pub mod generate;
 pub mod logits;
 pub mod ppl;
+pub mod sensitivity;
 pub mod stats;
 pub mod verify;

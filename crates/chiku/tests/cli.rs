@@ -358,3 +358,49 @@ fn the_demo_passes_its_own_gate() {
     assert_eq!(report["bench"]["baked"]["comparison"]["pairs"], 48);
     assert!(Path::new(report["bake"]["path"].as_str().unwrap()).join("model.safetensors").is_file());
 }
+
+#[test]
+fn sensitivity_continues_where_it_was() {
+    let dir = TempDir::new().unwrap();
+    let journal = dir.path().join("journal.jsonl");
+    let layers = ["sensitivity", "layers", "--model", "nano", "--limit", "1", "--json", "--out", s(&journal)];
+    let first = json(&layers);
+    assert_eq!(first["rows"].as_array().unwrap().len(), 10);
+    assert_eq!(first["fixed"][1]["layer"], 11);
+    let written = std::fs::read(&journal).unwrap();
+    assert_eq!(json(&layers), first);
+    assert_eq!(std::fs::read(&journal).unwrap(), written, "nothing is measured twice");
+    let bits = ["sensitivity", "bits", "--model", "nano", "--group", "32", "--widths", "4", "--limit", "1", "--json"];
+    let report = json(&[&bits[..], &["--out", s(&journal)]].concat());
+    assert_eq!(report["baseline"], first["baseline"], "known from the first command");
+    assert!(report["rows"][0]["step_bytes"].as_u64() < report["baseline"]["step_bytes"].as_u64());
+
+    let other = ["sensitivity", "layers", "--model", "nano", "--limit", "2", "--out", s(&journal)];
+    assert!(expect(2, &other).1.contains("differs in records"));
+    assert!(expect(2, &[&bits[..6], &["--widths", "5"]].concat()).1.contains("8, 4, 3 or 2"));
+    let (int4, records) = (oracle("08_int4"), dir.path().join("records.jsonl"));
+    std::fs::write(&records, "{\"id\": 1, \"prompt_token_ids\": [2, 3, 4]}\n").unwrap();
+    let packed = ["sensitivity", "tensors", "--model", s(&int4), "--records", s(&records)];
+    assert!(expect(2, &packed).1.contains("no dense linear"));
+}
+
+#[test]
+fn a_search_is_judged_on_records_that_it_did_not_see() {
+    let search = ["sensitivity", "search", "--model", "nano", "--group", "32", "--widths", "4", "--limit", "2"];
+    let few = ["--evaluations", "40", "--beam", "2", "--branch", "2", "--patience", "1", "--json"];
+    let dir = TempDir::new().unwrap();
+    let recipe = dir.path().join("cut.toml");
+    let report = json(&[&search[..], &few, &["--recipe", s(&recipe)]].concat());
+    assert!(std::fs::read_to_string(&recipe).unwrap().contains("bake = \"quantize\""));
+    let chosen = &report["finalists"][report["chosen"].as_u64().unwrap() as usize];
+    assert!(chosen["search"]["ratio"].as_f64().unwrap() <= 1.05);
+    assert!(chosen["held_out"]["ratio"].as_f64().unwrap() <= 1.05);
+    assert!(chosen["step_bytes"].as_u64() <= report["least_sensitive"]["step_bytes"].as_u64());
+    let slice = |name: &str| report[name]["ppl"].as_f64().unwrap();
+    assert!(slice("baseline_search") != slice("baseline_held_out"));
+    // A cap that nothing holds is a negative answer.
+    let strict = ["--only", "widths", "--widths", "2", "--cap", "1.0000001", "--limit", "1", "--evaluations", "40"];
+    let none = dir.path().join("none.toml");
+    expect(1, &[&search[..6], &strict, &["--recipe", s(&none)]].concat());
+    assert!(!none.exists());
+}
