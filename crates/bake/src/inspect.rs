@@ -84,13 +84,15 @@ pub struct Components {
     pub towers: u64,
     /// Keys and values of KV-shared layers, which nothing reads.
     pub inert_kv: u64,
+    /// The `weight_shape` tensors of packed linears, which only loaders read.
+    pub shapes: u64,
 }
 
 impl Components {
     /// Sum.
     pub fn total(&self) -> u64 {
-        let Components { embed, ple_embed, body, ple_linears, head, norms, towers, inert_kv } = *self;
-        embed + ple_embed + body + ple_linears + head + norms + towers + inert_kv
+        let Components { embed, ple_embed, body, ple_linears, head, norms, towers, inert_kv, shapes } = *self;
+        embed + ple_embed + body + ple_linears + head + norms + towers + inert_kv + shapes
     }
 }
 
@@ -272,7 +274,7 @@ pub(crate) fn groups(config: &ModelConfig) -> Vec<String> {
 }
 
 /// Bytes in the files and bytes read a step, by purpose, with the totals.
-pub(crate) fn rows(c: &Components, s: &BytesPerStep) -> [(&'static str, u64, u64); 9] {
+pub(crate) fn rows(c: &Components, s: &BytesPerStep) -> [(&'static str, u64, u64); 10] {
     [
         ("embedding", c.embed, s.embed_row),
         ("ple embedding", c.ple_embed, s.ple_row),
@@ -281,6 +283,7 @@ pub(crate) fn rows(c: &Components, s: &BytesPerStep) -> [(&'static str, u64, u64
         ("head", c.head, s.head),
         ("norms", c.norms, s.norms),
         ("inert k/v", c.inert_kv, 0),
+        ("shapes", c.shapes, 0),
         ("towers", c.towers, 0),
         ("total", c.total(), s.total),
     ]
@@ -307,9 +310,8 @@ pub fn weigh<'a>(
             c.inert_kv += bytes;
             continue;
         }
-        // `weight_shape` is for loaders; no step reads it.
-        let read = if matches!(role, Role::Linear(_, Part::Shape)) { 0 } else { bytes };
         match role {
+            Role::Linear(_, Part::Shape) => c.shapes += bytes,
             Role::Embed => {
                 c.embed += bytes;
                 step.embed_row += tensor.row_bytes() as u64;
@@ -323,15 +325,15 @@ pub fn weigh<'a>(
             }
             Role::Linear(Linear::Head, _) => {
                 c.head += bytes;
-                step.head += if config.tie_word_embeddings { 0 } else { read };
+                step.head += if config.tie_word_embeddings { 0 } else { bytes };
             }
             Role::Linear(linear, _) if linear.is_ple() => {
                 c.ple_linears += bytes;
-                step.ple_linears += read;
+                step.ple_linears += bytes;
             }
             Role::Linear(_, _) => {
                 c.body += bytes;
-                step.body += read;
+                step.body += bytes;
             }
             Role::Norm | Role::LayerOther(_, _) => {
                 c.norms += bytes;

@@ -86,7 +86,7 @@ fn json_keys_are_stable() {
     );
     assert_eq!(
         keys(&value["components"]),
-        ["embed", "ple_embed", "body", "ple_linears", "head", "norms", "towers", "inert_kv"]
+        ["embed", "ple_embed", "body", "ple_linears", "head", "norms", "towers", "inert_kv", "shapes"]
     );
     assert_eq!(value["layers"], 5);
     assert_eq!(value["sources"], json!({"full_attention": 2, "sliding_attention": 1}));

@@ -231,7 +231,10 @@ fn osoi5_comes_out_at_the_size_of_the_real_model() {
 
     let c = preview.components;
     let mb = |bytes: u64| format!("{:.2}", bytes as f64 / 1e6);
-    assert_eq!(mb(preview.bytes_per_step.body), "1772.05", "as measured from the served file");
+    assert_eq!(mb(c.body), "1772.05", "as measured from the served file");
+    assert_eq!((c.body, c.head), (preview.bytes_per_step.body, preview.bytes_per_step.head));
+    // q, o and the MLP of 37 layers, keys and values of 21, two PLE linears a layer, the projection and the head.
+    assert_eq!(c.shapes, 16 * (37 * 5 + 21 * 2 + 37 * 2 + 2));
     // 37 layers of 2 [256, 2560] and a projection [9472, 2560], at 4.125 bits.
     assert_eq!(preview.bytes_per_step.ple_linears, (37 * 2 * 256 * 2560 + 37 * 256 * 2560) * 33 / 64);
     // 12288 rows of 2560 nibbles and a scale.
