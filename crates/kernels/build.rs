@@ -69,7 +69,7 @@ mod emulator {
         {
             build.flag(flag);
         }
-        build.flag_if_supported("-Wno-unknown-pragmas");
+        build.flag("-Wno-unknown-pragmas");
         build
     }
 

@@ -9,15 +9,21 @@
 //! |---|---|
 //! | [`cpu`] | matrices on packed weights, dot products and attention on the CPU |
 //! | [`attention`] | the table of chunk borders that every attention kernel shares |
-//! | [`device`] | what GPU and driver this machine has, asked without ever failing hard |
+//! | [`device`] | GPU or emulator behind one interface: buffers, launches, graphs; what GPU and driver this machine has |
+//! | [`gemm`] | matrix products on a device |
+//! | [`layout`] | how weights lie in device memory |
 //! | [`packing`] | widths of packed weights, and where a field stands in its word |
+//! | [`schedule`] | how a matrix product is cut into work for blocks |
 //! | [`roofline`] | bytes a decode step must read, and the time that takes at a given bandwidth |
 
 pub mod attention;
 pub mod cpu;
 pub mod device;
+pub mod gemm;
+pub mod layout;
 pub mod packing;
 pub mod roofline;
+pub mod schedule;
 
 /// Inputs summed before a partial sum is folded into the total, in every format and on every device.
 pub const SEGMENT: usize = 128;
