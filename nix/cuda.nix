@@ -6,7 +6,7 @@
   src,
 }:
 let
-  # The one place that names the CUDA version. 12.x machine code runs on drivers from r525 on.
+  # The one place that names the CUDA version. Machine code of any 12.x runs on drivers from r525 on.
   cudaVersion = "12_9";
 
   # Of all that is unfree, what is under CUDA's licence, and nothing else.
@@ -19,29 +19,29 @@ let
   list = x: if builtins.isList x then x else [ x ];
   cudaPackages = pkgs."cudaPackages_${cudaVersion}";
 
-  entries = builtins.readDir (src + "/kernels");
-  sources = builtins.filter (name: builtins.match ".*\\.cu" name != null) (builtins.attrNames entries);
+  # The script that builds them everywhere, and at least one source beside it.
+  sources = builtins.filter (name: builtins.match ".*\\.cu" name != null) (
+    builtins.attrNames (builtins.readDir (src + "/kernels"))
+  );
+  hasKernels = sources != [ ] && builtins.pathExists (src + "/kernels/build.py");
   manifest = builtins.fromTOML (builtins.readFile (src + "/crates/chiku/Cargo.toml"));
 
-  # `NAME.sm_86.cubin` and so on for every source, and PTX for devices that none of them fits.
+  # `NAME.sm_86.cubin` and so on for every source, and PTX for devices that none of them fits. The script takes its compiler from a
+  # folder that it would else fill from a registry; it must own the files there.
   kernels = pkgs.stdenv.mkDerivation {
     pname = "chiku-kernels";
     version = cudaVersion;
     src = src + "/kernels";
-    nativeBuildInputs = [ cudaPackages.cuda_nvcc ];
-    buildInputs = [ cudaPackages.cuda_cudart ];
+    nativeBuildInputs = [ pkgs.python3 ];
     buildPhase = ''
-      for source in ${builtins.concatStringsSep " " sources}; do
-        name=''${source%.cu}
-        for arch in 80 86 90; do
-          nvcc -arch=sm_$arch -std=c++17 -O3 -fmad=false -cubin -o $name.sm_$arch.cubin $source
-        done
-        nvcc -arch=compute_80 -std=c++17 -O3 -fmad=false -ptx -o $name.compute_80.ptx $source
-      done
+      mkdir compiler
+      cp --dereference ${pkgs.lib.getLib cudaPackages.cuda_nvrtc}/lib/libnvrtc*.so* compiler/
+      cp --dereference ${cudaPackages.cuda_cuobjdump}/bin/cuobjdump ${cudaPackages.cuda_nvdisasm}/bin/nvdisasm compiler/
+      python3 build.py --cache compiler --out images
     '';
     installPhase = ''
       mkdir -p $out
-      cp *.cubin *.ptx $out/
+      cp images/*.cubin images/*.ptx $out/
     '';
   };
 
@@ -55,9 +55,9 @@ let
 in
 {
   packages =
-    (if sources == [ ] then { } else { inherit kernels; })
+    (if hasKernels then { inherit kernels; } else { })
     // (
-      if manifest ? features.cuda then
+      if hasKernels && manifest ? features.cuda then
         {
           cuda = pkgs.writeShellScriptBin "chiku" ''
             . ${./driver.sh}

@@ -40,16 +40,18 @@ let
     "cargo-machete"
     "just"
     "nixfmt-tree"
+    "python3"
     "shellcheck"
   ];
   names = list: make: builtins.listToAttrs (map (name: { inherit name; value = make name; }) list);
   base = names plain named // {
+    lib.getLib = package: package;
     mkShell = building "shell";
     stdenv.mkDerivation = building "package";
     runCommand = name: arguments: text: building name (arguments // { inherit name text; });
     writeShellScript = script;
     writeShellScriptBin = script;
-    cudaPackages_12_9 = names [ "cuda_cudart" "cuda_cuobjdump" "cuda_nvcc" "cuda_nvdisasm" ] unfree;
+    cudaPackages_12_9 = names [ "cuda_cudart" "cuda_cuobjdump" "cuda_nvcc" "cuda_nvdisasm" "cuda_nvrtc" ] unfree;
   };
 in
 builtins.foldl' (pkgs: overlay: pkgs // overlay pkgs pkgs) base overlays
