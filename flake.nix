@@ -45,6 +45,7 @@
         generate.gpu = true;
         logits.gpu = true;
         ppl.gpu = true;
+        sensitivity.gpu = true;
         verify.gpu = true;
       };
       app = name: { gpu ? false }: {

@@ -24,6 +24,10 @@ bench:
 microbench:
     cargo bench -p runtime -p kernels -p bake
 
+# Is the working tree slower than BASE? Builds both and runs them in turn.
+track base="HEAD~1":
+    ci/track --base {{ base }} --fail-on slower
+
 # Format, lints, documentation.
 lint:
     cargo fmt --all --check && cargo clippy --workspace --all-targets -- -D warnings && RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps

@@ -21,6 +21,7 @@
 //! | [`compare`] | two interleaved runs, paired by prompt |
 //! | [`environment`] | machine, program, checkpoint by hash |
 //! | [`record`] | a run as one line of JSON |
+//! | [`in_turn`] | two programs run in turn: faster, slower, same, or not enough data |
 //! | [`log`] | results files: append under a lock, read what is whole |
 //! | [`merge`] | results files of many nodes brought into one |
 
@@ -36,6 +37,7 @@ mod error;
 pub mod export;
 pub mod gap;
 pub mod import;
+pub mod in_turn;
 pub mod log;
 pub mod luck;
 pub mod merge;

@@ -404,3 +404,46 @@ fn a_search_is_judged_on_records_that_it_did_not_see() {
     expect(1, &[&search[..6], &strict, &["--recipe", s(&none)]].concat());
     assert!(!none.exists());
 }
+
+#[test]
+fn draws_of_many_nodes_come_together_in_one_file() {
+    let dir = TempDir::new().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    for node in ["n1", "n2"] {
+        let out = path(node);
+        expect(
+            0,
+            &[
+                "bench",
+                "run",
+                "--limit",
+                "2",
+                "--max-tokens",
+                "8",
+                "--warmup",
+                "0",
+                "--node-id",
+                node,
+                "--out",
+                s(&out),
+                "-q",
+            ],
+        );
+    }
+    let (first, second, all) = (path("n1"), path("n2"), path("all"));
+    let merge = ["bench", "import", "records", s(&first), s(&second), "--out", s(&all), "--json"];
+    let merged = json(&merge);
+    assert_eq!((&merged["added"], &merged["known"], &merged["nodes"]), (&2.into(), &0.into(), &2.into()));
+    assert_eq!(json(&merge)["known"], 2);
+    let records = std::fs::read_to_string(&all).unwrap();
+    let nodes: Vec<Value> =
+        records.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["node"].clone()).collect();
+    assert_eq!(nodes, ["n1", "n2"]);
+    // Two runs are no verdict, and never one against the same file.
+    let said = json(&["bench", "compare", s(&all), s(&all), "--fail-on", "slower", "--json"]);
+    assert_eq!((&said["verdict"]["is"], &said["pairs"]), (&"not-enough-data".into(), &2.into()));
+    expect(1, &["bench", "compare", s(&all), s(&all), "--fail-on", "not-enough-data"]);
+    let (_, message) = expect(2, &["bench", "import", "records", s(&path("absent")), "--out", s(&all)]);
+    assert!(message.contains("absent"), "{message}");
+    expect(2, &["bench", "run", "--limit", "1", "--node-id", "two words", "--out", s(&all)]);
+}

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 
 mod acceptance;
 mod claim;
+mod compare;
 mod export;
 mod gap;
 mod import;
@@ -32,6 +33,8 @@ pub enum BenchCommand {
     Run(Box<run::RunArgs>),
     /// What a drafter yields: tokens a step and acceptance by depth, in and outside repetition loops.
     Acceptance(Box<acceptance::AcceptanceArgs>),
+    /// Two sets of records, run in turn: is the second faster?
+    Compare(compare::CompareArgs),
     /// What the best of N draws is worth: luck, ceiling, and the chance that it verifies.
     Claim(Box<claim::ClaimArgs>),
     /// Public against private prompts: the gap, what it is made of, and what a gate makes of it.
@@ -52,6 +55,7 @@ impl BenchArgs {
         match &self.command {
             Some(BenchCommand::Run(args)) => args.json,
             Some(BenchCommand::Acceptance(args)) => args.json,
+            Some(BenchCommand::Compare(args)) => args.json,
             Some(BenchCommand::Claim(args)) => args.json,
             Some(BenchCommand::Gap(args)) => args.json,
             Some(BenchCommand::Roofline(args)) => args.json,
@@ -67,6 +71,7 @@ pub fn run(args: &BenchArgs, quiet: bool) -> Result<ExitCode> {
     match &args.command {
         Some(BenchCommand::Run(args)) => run::run(args, quiet),
         Some(BenchCommand::Acceptance(args)) => acceptance::run(args, quiet),
+        Some(BenchCommand::Compare(args)) => compare::run(args),
         Some(BenchCommand::Claim(args)) => claim::run(args),
         Some(BenchCommand::Gap(args)) => gap::run(args, quiet),
         Some(BenchCommand::Roofline(args)) => roofline::run(args),

@@ -36,6 +36,24 @@ pub enum ImportCommand {
     /// Results of `hyperfine --export-json`.
     #[command(after_help = "Example:\n  chiku bench import hyperfine times.json --json")]
     Hyperfine(FileArgs),
+    /// Our own records, of many nodes, into one results file; what it holds already is not added again.
+    #[command(
+        after_help = "Every file is read before anything is written.\n\nExample:\n  chiku bench import records draws/draw-*.jsonl --out draws.jsonl"
+    )]
+    Records(RecordsArgs),
+}
+
+#[derive(Args)]
+pub struct RecordsArgs {
+    /// Results files, as `bench run --node-id ... --out` wrote them.
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Results file to append to.
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Print what was done as JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Args)]
@@ -49,35 +67,32 @@ pub struct FileArgs {
 }
 
 impl ImportCommand {
-    fn args(&self) -> &FileArgs {
+    pub fn json(&self) -> bool {
         match self {
+            ImportCommand::Records(a) => a.json,
             ImportCommand::Draws(a)
             | ImportCommand::Steptime(a)
             | ImportCommand::Board(a)
             | ImportCommand::Run(a)
             | ImportCommand::LlamaBench(a)
             | ImportCommand::Vllm(a)
-            | ImportCommand::Hyperfine(a) => a,
+            | ImportCommand::Hyperfine(a) => a.json,
         }
-    }
-
-    pub fn json(&self) -> bool {
-        self.args().json
     }
 }
 
 pub fn run(command: &ImportCommand) -> Result<ExitCode> {
-    let FileArgs { path, json } = command.args();
     let (value, text) = match command {
-        ImportCommand::Draws(_) => of_draws(path)?,
-        ImportCommand::Steptime(_) => of_steptime(path)?,
-        ImportCommand::Board(_) => of_board(path)?,
-        ImportCommand::Run(_) => of_run(path)?,
-        ImportCommand::LlamaBench(_) => of_engine(path, Tool::LlamaBench)?,
-        ImportCommand::Vllm(_) => of_engine(path, Tool::Vllm)?,
-        ImportCommand::Hyperfine(_) => of_engine(path, Tool::Hyperfine)?,
+        ImportCommand::Records(args) => of_records(args)?,
+        ImportCommand::Draws(a) => of_draws(&a.path)?,
+        ImportCommand::Steptime(a) => of_steptime(&a.path)?,
+        ImportCommand::Board(a) => of_board(&a.path)?,
+        ImportCommand::Run(a) => of_run(&a.path)?,
+        ImportCommand::LlamaBench(a) => of_engine(&a.path, Tool::LlamaBench)?,
+        ImportCommand::Vllm(a) => of_engine(&a.path, Tool::Vllm)?,
+        ImportCommand::Hyperfine(a) => of_engine(&a.path, Tool::Hyperfine)?,
     };
-    if *json {
+    if command.json() {
         crate::outln!("{}", serde_json::to_string_pretty(&value)?);
     } else {
         crate::out!("{text}");
@@ -86,6 +101,16 @@ pub fn run(command: &ImportCommand) -> Result<ExitCode> {
 }
 
 type Said = (Value, String);
+
+fn of_records(args: &RecordsArgs) -> Result<Said> {
+    let merged = bench::merge::merge(&args.files, &args.out)?;
+    for (path, s) in &merged.skipped {
+        crate::errln!("warning: {}: line {} is left out: {}", path.display(), s.line, s.reason);
+    }
+    let (added, known, nodes) = (merged.added, merged.known, merged.nodes);
+    let text = format!("{}: {added} records added, {known} known, {nodes} nodes\n", args.out.display());
+    Ok((serde_json::to_value(&merged)?, text))
+}
 
 fn of_draws(path: &std::path::Path) -> Result<Said> {
     let mut groups = Map::new();
