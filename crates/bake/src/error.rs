@@ -133,6 +133,14 @@ pub enum Error {
         /// What to do.
         hint: String,
     },
+    /// A file of rules for the width of single linears that is not one, or does not fit the checkpoint.
+    #[error("{}: {reason}", path.display())]
+    PrecisionPlan {
+        /// The file.
+        path: PathBuf,
+        /// Which rule, and what is wrong with it.
+        reason: String,
+    },
     /// The parent is quantised already.
     #[error(
         "{}: already quantised (tensor `{tensor}`); quantising twice loses quality: start from the bf16 checkpoint instead",

@@ -12,6 +12,7 @@
 //! | [`quant`], [`method`] | arithmetic of packed weights on rows; how scales and integers are chosen |
 //! | [`in_memory`] | linears quantised without a checkpoint |
 //! | [`quantize`], [`prune_vocab`], [`drop_layers`], [`synth`] | the bakes |
+//! | [`precision`] | which linear gets how many bits: rules from a TOML file |
 //! | [`recipe`] | several bakes in one, from a TOML file |
 //! | [`keepset`] | which tokens a pruned head keeps, and what share of a text that covers |
 //! | [`inspect`] | report on a checkpoint, with its problems |
@@ -43,6 +44,7 @@ mod manifest;
 pub mod method;
 pub mod parent;
 pub mod plan;
+pub mod precision;
 pub mod prune_vocab;
 pub mod quant;
 pub mod quant_config;

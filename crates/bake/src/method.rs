@@ -8,6 +8,7 @@ use half::bf16;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::precision::Choice;
 use crate::quant::{self, Arithmetic, Bits};
 
 /// A method that looks at weights only.
@@ -51,6 +52,14 @@ pub struct ByRow {
     pub group: usize,
     /// Type of the weights.
     pub arithmetic: Arithmetic,
+}
+
+impl ByRow {
+    /// For rows of `inputs`.
+    pub fn new(choice: Choice, inputs: usize, arithmetic: Arithmetic) -> ByRow {
+        let Choice { scheme, method } = choice;
+        ByRow { method, bits: scheme.bits, group: scheme.group(inputs), arithmetic }
+    }
 }
 
 impl Quantiser for ByRow {

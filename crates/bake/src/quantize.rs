@@ -1,8 +1,8 @@
-//! `bake quantize`: every linear of the text model to symmetric int4, round to nearest.
+//! `bake quantize`: every linear of the text model to symmetric integers of 8, 4, 3 or 2 bits.
 //!
 //! Quantised are q/k/v/o, gate/up/down, the three linears of the per-layer embedding and an untied head; both embedding
-//! tables, norms, scalars and the towers stay as they are. The format is `pack-quantized` of compressed-tensors, as in osoi5
-//! the arithmetic is [`crate::quant`].
+//! tables, norms, scalars and the towers stay as they are. A [`PrecisionPlan`] gives single linears another treatment. The
+//! format is `pack-quantized` of compressed-tensors, as in osoi5; scales and integers come from a [`crate::method`].
 //!
 //! A linear whose input width the group size does not divide gets one scale a row (strategy `channel`) in a config group of
 //! its own; the lineage names it. Inert keys and values of KV-shared layers, where the parent has them, are quantised like
@@ -14,6 +14,7 @@ use std::path::Path;
 use half::bf16;
 use runtime::checkpoint::Checkpoint;
 pub use runtime::config::Strategy;
+use runtime::names;
 use safetensors::Dtype;
 use serde_json::json;
 
@@ -24,25 +25,39 @@ use crate::lineage::Lineage;
 use crate::method::{ByRow, Method, Quantiser};
 use crate::parent::Parent;
 use crate::plan::{Job, Output, Plan, Work};
+use crate::precision::{Choice, PrecisionPlan, Scheme, Treatment};
 use crate::quant::{self, Arithmetic, Bits};
-use crate::quant_config::{self, Strategies};
+use crate::quant_config::{self, Schemes};
 use crate::roles::{Linear, Part, Role, role};
 use crate::writer::{self, Report, WriteOptions};
 
 /// Options of [`run`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct QuantizeOptions {
+    /// Width of every linear.
+    pub bits: Bits,
+    /// Who chooses scales and integers.
+    pub method: Method,
     /// Scales of every linear but the head. The field uses `Group(128)`.
     pub strategy: Strategy,
     /// Scales of an untied head. osoi5 uses `Channel`.
     pub head: Strategy,
+    /// Linears that are treated otherwise; without rules, none.
+    pub precision: PrecisionPlan,
     /// How to write.
     pub write: WriteOptions,
 }
 
 impl Default for QuantizeOptions {
     fn default() -> QuantizeOptions {
-        QuantizeOptions { strategy: Strategy::Group(128), head: Strategy::Channel, write: WriteOptions::default() }
+        QuantizeOptions {
+            bits: Bits::Four,
+            method: Method::Rtn,
+            strategy: Strategy::Group(128),
+            head: Strategy::Channel,
+            precision: PrecisionPlan::default(),
+            write: WriteOptions::default(),
+        }
     }
 }
 
@@ -51,11 +66,12 @@ const GROUP_MULTIPLE: usize = 8;
 /// Largest group size accepted: longer groups are better served by a channel.
 const GROUP_LIMIT: usize = 4096;
 
-/// Writes the int4 version of a checkpoint to `out`.
+/// Writes the quantised version of a checkpoint to `out`.
 ///
 /// # Errors
 /// [`Error::AlreadyQuantised`] for packed input, [`Error::NonFinite`] with file, tensor and index for NaN and infinities,
-/// [`Error::Tensor`] for weights that are neither bf16 nor f32, and all errors of the writer.
+/// [`Error::Tensor`] for weights that are neither bf16 nor f32, [`Error::PrecisionPlan`] for a pattern that matches no linear,
+/// and all errors of the writer.
 pub fn run(checkpoint: &Checkpoint, out: &Path, options: &QuantizeOptions, context: &Context) -> Result<Report> {
     let plan = plan(&Parent::open(checkpoint)?, options)?;
     writer::execute(plan, Some(checkpoint), out, options.write, context)
@@ -65,8 +81,10 @@ pub fn run(checkpoint: &Checkpoint, out: &Path, options: &QuantizeOptions, conte
 pub fn plan(checkpoint: &Parent, options: &QuantizeOptions) -> Result<Plan> {
     check_strategy("group", options.strategy)?;
     check_strategy("head", options.head)?;
+    options.precision.strategies().try_for_each(|s| check_strategy("group of the plan", s))?;
     let prefix = checkpoint.prefix();
-    let mut strategies = Strategies::new();
+    let mut treatments = treatments(checkpoint, options)?.into_iter();
+    let mut schemes = Schemes::new();
     let mut ignore = Vec::new();
     let mut notes = Vec::new();
     let mut jobs = Vec::new();
@@ -95,20 +113,27 @@ pub fn plan(checkpoint: &Parent, options: &QuantizeOptions) -> Result<Plan> {
             return Err(source.wrong("a matrix [out, in]", "a linear's weight has two dimensions"));
         };
         let arithmetic = source.arithmetic()?;
-        let wanted = if linear == Linear::Head { options.head } else { options.strategy };
-        let strategy = fitting(wanted, inputs);
-        if strategy != wanted {
+        // There is one for each dense linear.
+        let Some(Treatment::Pack(wanted)) = treatments.next() else {
+            ignore.push(linear.module(prefix));
+            jobs.push(Job::copy(source, &source.name));
+            continue;
+        };
+        let strategy = fitting(wanted.scheme.strategy, inputs);
+        if strategy != wanted.scheme.strategy {
             notes.push(format!(
                 "{}: the group size does not divide its {inputs} inputs; it has one scale a row (strategy channel)",
                 linear.module(prefix)
             ));
         }
-        strategies.insert(linear, strategy);
+        let scheme = Scheme { strategy, ..wanted.scheme };
+        schemes.insert(linear, scheme);
         let reader = source.clone();
         let read = move |rows: Range<usize>, weights: &mut [f32], scratch: &mut Vec<u8>| {
             reader.read_f32(rows.start * inputs, weights, scratch)
         };
-        jobs.extend(packed(linear, prefix, [out, inputs], strategy, arithmetic, read));
+        let quantiser = ByRow::new(Choice { scheme, ..wanted }, inputs, arithmetic);
+        jobs.extend(packed(linear, prefix, [out, inputs], scheme, arithmetic, quantiser, read));
     }
     if checkpoint.config().quantization.is_some() {
         let path = checkpoint.dir().to_path_buf();
@@ -118,13 +143,15 @@ pub fn plan(checkpoint: &Parent, options: &QuantizeOptions) -> Result<Plan> {
         ignore.push("lm_head".into());
     }
     let mut config = Config::new(checkpoint);
-    let value = quant_config::build(options.strategy, &strategies, &ignore);
+    let default = Scheme { bits: options.bits, strategy: options.strategy };
+    let value = quant_config::build(default, &schemes, &ignore);
     config.root()?.insert("quantization_config".into(), value);
     let knobs = json!({
-        "bits": 4,
-        "method": "rtn",
+        "bits": options.bits.get(),
+        "method": options.method.name(),
         "strategy": describe(options.strategy),
         "head": describe(options.head),
+        "plan": options.precision.to_json(),
     });
     Ok(Plan {
         jobs,
@@ -136,12 +163,22 @@ pub fn plan(checkpoint: &Parent, options: &QuantizeOptions) -> Result<Plan> {
     })
 }
 
+/// What becomes of each dense linear, in the order of the tensors.
+fn treatments(parent: &Parent, options: &QuantizeOptions) -> Result<Vec<Treatment>> {
+    let linears = parent.sources().iter().filter_map(|source| match role(parent.prefix(), &source.name) {
+        // Rules name modules without the prefix, whatever the checkpoint's is.
+        Role::Linear(linear, Part::Dense) => Some(linear.module("")),
+        _ => None,
+    });
+    options.precision.apply(&linears.collect::<Vec<_>>(), |module| {
+        let strategy = if module == names::LM_HEAD { options.head } else { options.strategy };
+        Choice { scheme: Scheme { bits: options.bits, strategy }, method: options.method }
+    })
+}
+
 /// `group 128` or `channel`.
 pub(crate) fn describe(strategy: Strategy) -> String {
-    match strategy {
-        Strategy::Group(size) => format!("group {size}"),
-        Strategy::Channel => "channel".into(),
-    }
+    strategy.to_string()
 }
 
 /// Refuses group sizes that no kernel reads.
@@ -166,23 +203,20 @@ pub(crate) fn fitting(wanted: Strategy, inputs: usize) -> Strategy {
 /// Weights that are converted at a time: f32 copies of them stay in a core's second-level cache.
 const BATCH: usize = 1 << 16;
 
-/// The jobs that make a packed linear `[out, in]`. `read(rows, weights, scratch)` gives the rows as f32, finite.
+/// The jobs that make a packed linear `[out, in]`. `read(rows, weights, scratch)` gives the rows as f32, finite; `arithmetic` is
+/// their type in the parent.
 pub(crate) fn packed(
     linear: Linear,
     prefix: &str,
     [out, inputs]: [usize; 2],
-    strategy: Strategy,
+    scheme: Scheme,
     arithmetic: Arithmetic,
+    quantiser: impl Quantiser + 'static,
     read: impl Fn(Range<usize>, &mut [f32], &mut Vec<u8>) -> Result<()> + Send + Sync + 'static,
 ) -> [Job; 2] {
-    let group = match strategy {
-        Strategy::Group(size) => size,
-        Strategy::Channel => inputs,
-    };
-    let groups = inputs.checked_div(group).unwrap_or(1);
-    let bits = Bits::Four;
+    let groups = inputs.checked_div(scheme.group(inputs)).unwrap_or(1);
+    let bits = scheme.bits;
     let words = bits.words(inputs);
-    let quantiser = ByRow { method: Method::Rtn, bits, group, arithmetic };
     let fill = move |rows: Range<usize>, buffers: &mut [&mut [u8]]| {
         let [packed, scales] = buffers else { return Ok(()) };
         let batch = (BATCH / inputs.max(1)).max(1);

@@ -21,14 +21,19 @@
 //!
 //! [[step]]
 //! bake = "quantize"
+//! bits = 4
 //! group = 128
+//!
+//! [[step.rule]]                    # as in the plan of `bake quantize`
+//! modules = "*.mlp.{gate,up}_proj"
+//! bits = 3
 //! ```
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use runtime::checkpoint::{Checkpoint, Keepset};
-use runtime::config::{ModelConfig, Rule, Strategy};
+use runtime::config::{Bits, ModelConfig, Rule, Strategy};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -38,8 +43,10 @@ use crate::drop_layers::{self, DropLayersOptions};
 use crate::error::{Error, Result};
 use crate::inspect::{self, BytesPerStep, Components};
 use crate::lineage::Lineage;
+use crate::method::Method;
 use crate::parent::Parent;
 use crate::plan::{self, Output, Plan};
+use crate::precision::{PrecisionPlan, RuleText};
 use crate::prune_vocab::{self, PruneVocabOptions};
 use crate::quantize::{self, QuantizeOptions};
 use crate::writer::{self, Report, WriteOptions};
@@ -85,11 +92,16 @@ enum Step {
         keepset: PathBuf,
     },
     Quantize {
+        bits: Option<usize>,
+        #[serde(default)]
+        method: Method,
         group: Option<usize>,
         #[serde(default)]
         per_channel: bool,
         #[serde(default)]
         head: HeadScales,
+        #[serde(default)]
+        rule: Vec<RuleText>,
     },
 }
 
@@ -132,7 +144,12 @@ impl Step {
                 let options = PruneVocabOptions { origin, ..Default::default() };
                 prune_vocab::plan(parent, &Keepset::read(&path)?, &options)
             }
-            Step::Quantize { group, per_channel, head } => {
+            Step::Quantize { bits, method, group, per_channel, head, rule } => {
+                let bits = bits.map_or(Ok(Bits::Four), |n| {
+                    let refuse =
+                        || Error::Option { option: "bits", expected: "8, 4, 3 or 2".into(), found: n.to_string() };
+                    Bits::new(n).ok_or_else(refuse)
+                })?;
                 let strategy = match (group, per_channel) {
                     (Some(_), true) => {
                         let (expected, found) = ("either `group` or `per-channel`".into(), "both".into());
@@ -146,7 +163,10 @@ impl Step {
                     HeadScales::Channel => Strategy::Channel,
                     HeadScales::Group => strategy,
                 };
-                quantize::plan(parent, &QuantizeOptions { strategy, head, ..Default::default() })
+                let precision = PrecisionPlan::new(rule.clone(), recipe)?;
+                let write = WriteOptions::default();
+                let options = QuantizeOptions { bits, method: *method, strategy, head, precision, write };
+                quantize::plan(parent, &options)
             }
         }
     }

@@ -10,7 +10,7 @@ use runtime::names;
 pub enum Part {
     /// `weight`, dense, `[out, in]`.
     Dense,
-    /// `weight_packed`, I32 `[out, ceil(in / 8)]`.
+    /// `weight_packed`, I32 `[out, words]`: ceil(in / 8) words of int4.
     Packed,
     /// `weight_scale`, `[out, groups]`.
     Scale,

@@ -21,9 +21,11 @@ use crate::check;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::lineage::Lineage;
+use crate::method::{ByRow, Method};
 use crate::plan::{Job, Output, Plan, Work};
-use crate::quant::Arithmetic;
-use crate::quant_config::{self, Strategies};
+use crate::precision::{Choice, Scheme};
+use crate::quant::{Arithmetic, Bits};
+use crate::quant_config::{self, Schemes};
 use crate::quantize::{check_strategy, describe, fitting, packed};
 use crate::roles::{Linear, Part};
 use crate::writer::{self, Report, WriteOptions};
@@ -119,7 +121,7 @@ pub fn plan(options: &SynthOptions) -> Result<Plan> {
         }
     }
 
-    let mut strategies = Strategies::new();
+    let mut schemes = Schemes::new();
     let mut jobs = Vec::new();
     for (linear, shape) in linears {
         let stream = Stream::new(options.seed, &linear.tensor(prefix, Part::Dense), Law::Weight { inputs: shape[1] });
@@ -127,12 +129,15 @@ pub fn plan(options: &SynthOptions) -> Result<Plan> {
             None => jobs.push(stream.job(linear.tensor(prefix, Part::Dense), &shape)),
             Some(wanted) => {
                 let strategy = fitting(wanted, shape[1]);
-                strategies.insert(linear, strategy);
+                let scheme = Scheme { bits: Bits::Four, strategy };
+                schemes.insert(linear, scheme);
                 let read = move |rows: Range<usize>, weights: &mut [f32], _: &mut Vec<u8>| {
                     stream.fill(rows.start * shape[1], weights);
                     Ok(())
                 };
-                jobs.extend(packed(linear, prefix, shape, strategy, Arithmetic::Bf16, read));
+                let choice = Choice { scheme, method: Method::Rtn };
+                let quantiser = ByRow::new(choice, shape[1], Arithmetic::Bf16);
+                jobs.extend(packed(linear, prefix, shape, scheme, Arithmetic::Bf16, quantiser, read));
             }
         }
     }
@@ -162,7 +167,8 @@ pub fn plan(options: &SynthOptions) -> Result<Plan> {
     jobs.sort_by(|a, b| a.outputs[0].name.cmp(&b.outputs[0].name));
 
     if let (Some(strategy), Some(root)) = (options.int4, json.as_object_mut()) {
-        let value = quant_config::build(strategy, &strategies, &ignore);
+        let default = Scheme { bits: Bits::Four, strategy };
+        let value = quant_config::build(default, &schemes, &ignore);
         root.insert("quantization_config".into(), value);
     }
     let knobs = json!({

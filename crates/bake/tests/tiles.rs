@@ -39,8 +39,7 @@ fn large_tables_are_selected_sliced_and_packed_row_by_row() {
         assert!(row == &embed[at..at + 2 * HIDDEN], "token {id}");
     }
 
-    let options =
-        QuantizeOptions { strategy: Strategy::Group(32), head: Strategy::Group(32), write: Default::default() };
+    let options = QuantizeOptions { strategy: Strategy::Group(32), head: Strategy::Group(32), ..Default::default() };
     quantize::run(&open(&path("p")), &path("q"), &options, &quiet()).unwrap();
     let packed = tensors_of(&path("q"));
     let (words, scales) = (&packed["lm_head.weight_packed"].2, &packed["lm_head.weight_scale"].2);

@@ -35,7 +35,7 @@ fn main() {
     if !nano.exists() {
         let parent = Checkpoint::open(&runtime::nano::directory().expect("the embedded model")).expect("it opens");
         let options =
-            QuantizeOptions { strategy: Strategy::Group(32), head: Strategy::Group(32), write: Default::default() };
+            QuantizeOptions { strategy: Strategy::Group(32), head: Strategy::Group(32), ..Default::default() };
         bake::quantize::run(&parent, &nano, &options, &Context::quiet()).expect("it is quantised");
     }
     let shapes = [

@@ -2,9 +2,14 @@
 
 mod common;
 
+use std::sync::Arc;
+
+use bake::quantize::QuantizeOptions;
 use common::*;
 use kernels::cpu::Isa;
-use runtime::{Engine, EngineOptions, Precision};
+use runtime::checkpoint::Checkpoint;
+use runtime::config::{Bits, Strategy};
+use runtime::{Engine, EngineOptions, Model, Precision};
 
 /// Rows of one pass, as in the specification of the property.
 const WIDTHS: [usize; 7] = [1, 2, 7, 8, 16, 64, 512];
@@ -61,6 +66,30 @@ fn any_number_of_threads_gives_the_same_bits() {
         let one = bits(&mut engine, &tokens, &[64]);
         for threads in [2, 3, 8] {
             assert!(bits(&mut on_threads("nano", precision, threads), &tokens, &[64]) == one, "{threads} threads");
+        }
+    }
+}
+
+/// Packed weights of every width, on grouped and on whole rows.
+#[test]
+fn any_number_of_rows_gives_the_same_bits_at_every_width() {
+    let tmp = tempfile::tempdir().unwrap();
+    let nano = Checkpoint::open(&dir("nano")).unwrap();
+    for width in Bits::ALL {
+        for strategy in [Strategy::Group(32), Strategy::Channel] {
+            let out = tmp.path().join(format!("{width} {strategy}"));
+            let options = QuantizeOptions { bits: width, strategy, head: strategy, ..Default::default() };
+            bake::quantize::run(&nano, &out, &options, &bake::Context::quiet()).unwrap();
+            let model = Arc::new(Model::load(Checkpoint::open(&out).unwrap()).unwrap());
+            for precision in [Precision::F32, Precision::Native] {
+                let engine = |threads| Engine::new(model.clone(), &EngineOptions { precision, threads, context: None });
+                let tokens = tokens(40, model.config().vocab_size);
+                let alone = bits(&mut engine(1).unwrap(), &tokens, &[1]);
+                for rows in [2, 5, 8, 16, 40] {
+                    let got = bits(&mut engine(2).unwrap(), &tokens, &[rows]);
+                    assert!(got == alone, "{width} {strategy} {precision:?}: {rows} rows");
+                }
+            }
         }
     }
 }

@@ -9,6 +9,9 @@ seed. The library's result must equal the oracle's bytes, or this script fails; 
 
 `edge_rows.safetensors`: rows that provoke ties, clamping, zero groups and tiny values, with the library's packed words and
 scales: `{bf16,f32}.weight`, `{bf16,f32}.{group32,channel}.{packed,scale}`.
+
+`edge_rows_widths.safetensors`: what the library makes of the first rows of it at 8, 3 and 2 bits, before packing:
+`{bf16,f32}.{group32,channel}.int{8,3,2}.{q,scale}`. Not packed, since the library packs int3 across words.
 """
 import pathlib
 import zlib
@@ -17,6 +20,7 @@ import numpy as np
 import torch
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor as Packer
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import quantize
 from compressed_tensors.quantization.utils.helpers import calculate_qparams
 from safetensors.torch import load_file, save_file
 
@@ -25,13 +29,17 @@ ORACLE = HERE / "../../../runtime/tests/oracle/08_int4/model.safetensors"
 SEED = 808
 
 
-def quantise(x, group):
-    args = QuantizationArgs(num_bits=4, type="int", symmetric=True, group_size=group,
+def scales(x, group, bits):
+    args = QuantizationArgs(num_bits=bits, type="int", symmetric=True, group_size=group,
                             strategy="group" if group else "channel")
     grouped = x if group is None else x.reshape(x.shape[0], -1, group)
     low, high = grouped.amin(-1, keepdim=group is None), grouped.amax(-1, keepdim=group is None)
     scale, _ = calculate_qparams(low, high, args)
-    scale = scale.to(torch.bfloat16).contiguous()
+    return args, scale.to(torch.bfloat16).contiguous()
+
+
+def quantise(x, group):
+    args, scale = scales(x, group, 4)
     done = Packer.compress({"weight": x, "weight_scale": scale}, QuantizationScheme(targets=["Linear"], weights=args))
     return done["weight_packed"], scale
 
@@ -74,6 +82,20 @@ def edges():
     return out
 
 
+def widths(rows):
+    out = {}
+    for name in ("bf16", "f32"):
+        w = rows[f"{name}.weight"][:24]
+        for strategy, group in (("group32", 32), ("channel", None)):
+            for bits in (8, 3, 2):
+                args, scale = scales(w, group, bits)
+                key = f"{name}.{strategy}.int{bits}"
+                out[f"{key}.q"], out[f"{key}.scale"] = quantize(w, scale, None, args, dtype=torch.int8), scale
+    return out
+
+
 if __name__ == "__main__":
     save_file(linears(), HERE / "08_linears_bf16.safetensors", metadata={"format": "pt"})
-    save_file(edges(), HERE / "edge_rows.safetensors", metadata={"format": "pt"})
+    rows = edges()
+    save_file(rows, HERE / "edge_rows.safetensors", metadata={"format": "pt"})
+    save_file(widths(rows), HERE / "edge_rows_widths.safetensors", metadata={"format": "pt"})

@@ -117,7 +117,8 @@ impl<'a> Cutter<'a> {
 
         let path = self.stage.out.join("1-int4");
         let strategy = Strategy::Group(GROUP);
-        let options = QuantizeOptions { strategy, head: strategy, write: bake::WriteOptions::force() };
+        let write = bake::WriteOptions::force();
+        let options = QuantizeOptions { strategy, head: strategy, write, ..Default::default() };
         bake::quantize::run(best.model.checkpoint(), &path, &options, &context)?;
         best = self.gate(format!("int4 weights, groups of {GROUP}"), &path, best, cap)?;
 
