@@ -121,7 +121,8 @@ impl Layout {
             count += 1;
         }
         let df_within = all.len() - count;
-        (df_within > 0).then(|| Layout { between, within, df_between: count as f64 - 1.0, df_within: df_within as f64 })
+        let layout = Layout { between, within, df_between: count as f64 - 1.0, df_within: df_within as f64 };
+        (df_within > 0).then_some(layout)
     }
 
     fn within_sd(&self) -> f64 {

@@ -136,12 +136,10 @@ fn solve(mut a: Vec<Vec<f64>>, mut b: Vec<f64>) -> Option<Vec<f64>> {
         }
         a.swap(i, pivot);
         b.swap(i, pivot);
+        let above = a[i].clone();
         for row in i + 1..n {
-            let factor = a[row][i] / a[i][i];
-            for col in i..n {
-                let above = a[i][col];
-                a[row][col] -= factor * above;
-            }
+            let factor = a[row][i] / above[i];
+            a[row].iter_mut().zip(&above).for_each(|(v, u)| *v -= factor * u);
             b[row] -= factor * b[i];
         }
     }
