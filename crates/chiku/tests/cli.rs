@@ -387,21 +387,21 @@ fn sensitivity_continues_where_it_was() {
 #[test]
 fn a_search_is_judged_on_records_that_it_did_not_see() {
     let search = ["sensitivity", "search", "--model", "nano", "--group", "32", "--widths", "4", "--limit", "2"];
-    let few = ["--evaluations", "40", "--beam", "2", "--branch", "2", "--patience", "1", "--json"];
+    let few = ["--evaluations", "40", "--beam", "2", "--branch", "2", "--patience", "1", "--cap", "1.2", "--json"];
     let dir = TempDir::new().unwrap();
     let recipe = dir.path().join("cut.toml");
     let report = json(&[&search[..], &few, &["--recipe", s(&recipe)]].concat());
     assert!(std::fs::read_to_string(&recipe).unwrap().contains("bake = \"quantize\""));
     let chosen = &report["finalists"][report["chosen"].as_u64().unwrap() as usize];
-    assert!(chosen["search"]["ratio"].as_f64().unwrap() <= 1.05);
-    assert!(chosen["held_out"]["ratio"].as_f64().unwrap() <= 1.05);
-    assert!(chosen["step_bytes"].as_u64() <= report["least_sensitive"]["step_bytes"].as_u64());
+    assert!(chosen["search"]["ratio"].as_f64().unwrap() <= 1.2);
+    assert!(chosen["held_out"]["ratio"].as_f64().unwrap() <= 1.2);
+    assert!(report["finalists"][0]["step_bytes"].as_u64() <= report["least_sensitive"]["step_bytes"].as_u64());
     let slice = |name: &str| report[name]["ppl"].as_f64().unwrap();
     assert!(slice("baseline_search") != slice("baseline_held_out"));
-    // A cap that nothing holds is a negative answer.
-    let strict = ["--only", "widths", "--widths", "2", "--cap", "1.0000001", "--limit", "1", "--evaluations", "40"];
+    // What is only luck on the records of the search is no plan.
+    let strict = ["--only", "widths", "--widths", "2", "--cap", "1.0000001", "--limit", "1"];
     let none = dir.path().join("none.toml");
-    expect(1, &[&search[..6], &strict, &["--recipe", s(&none)]].concat());
+    expect(1, &[&search[..6], &strict, &["--evaluations", "40", "--finalists", "1", "--recipe", s(&none)]].concat());
     assert!(!none.exists());
 }
 

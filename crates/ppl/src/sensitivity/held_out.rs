@@ -155,14 +155,15 @@ pub fn run(
 }
 
 /// Plans for the verdict: of each perplexity the one with the fewest bytes, `count` of them at most, the smallest first, in steps
-/// of even width from its perplexity to that of the unchanged model. The plans next to the smallest would be its twins, and
+/// of even width from its perplexity to the lowest. The plans next to the smallest would be its twins, and
 /// fall with it.
 fn front(plans: &[Plan], count: usize) -> Vec<&Plan> {
     let worst = plans.first().map_or(0.0, |p| p.log_ratio);
+    let best = plans.iter().map(|p| p.log_ratio).fold(worst, f64::min);
     let steps = count.max(2) - 1;
     let mut out: Vec<&Plan> = Vec::new();
     for step in 0..count.max(1) {
-        let most = worst * (steps - step) as f64 / steps as f64;
+        let most = best + (worst - best) * (steps - step) as f64 / steps as f64;
         if let Some(plan) = plans.iter().find(|p| p.log_ratio <= most)
             && out.last() != Some(&plan)
         {
@@ -203,6 +204,9 @@ mod tests {
         assert_eq!(bytes(3), [100, 106, 109]);
         assert_eq!(bytes(5), [100, 104, 106, 108, 109]);
         assert_eq!(bytes(0), [100], "at least one");
+        // Quantising may lower a perplexity by luck.
+        let lucky = [plan(1, -0.01), plan(2, -0.02), plan(3, 0.0)];
+        assert_eq!(front(&lucky, 8).iter().map(|p| p.bytes).collect::<Vec<_>>(), [1, 2]);
         // One plan may be the answer to several steps.
         assert_eq!(front(&plans[9..], 4).len(), 1);
         assert!(front(&[], 4).is_empty());
