@@ -249,6 +249,31 @@ fn osoi5_comes_out_at_the_size_of_the_real_model() {
     assert_eq!(q["config_groups"]["group_0"]["targets"], json!(["Linear"]));
 }
 
+#[test]
+fn int3_mixed_keeps_everything_and_counts_ten_fields_a_word() {
+    let tmp = tempfile::tempdir().unwrap();
+    let parent = tmp.path().join("e4b");
+    sparse(&parent, &SynthOptions::new(Shape::E4b));
+    let recipe = Recipe::read(&repository("recipes/int3-mixed-42.toml"), &BTreeMap::new()).unwrap();
+    let plan = recipe::plan(&open(&parent), &recipe).unwrap();
+    let preview = recipe::preview(&plan, &tmp.path().join("out")).unwrap();
+    assert_eq!(preview.text_config["num_hidden_layers"], 42);
+    assert_eq!(preview.text_config["tie_word_embeddings"], true);
+
+    // 2560 inputs at int3 are 256 words and 20 scales; at int4 a weight takes 4.125 bits with its share of a scale.
+    let int4 = |weights: u64| weights * 33 / 64;
+    let gate_up = 42 * 2 * 10_240 * (256 * 4 + 20 * 2);
+    let down = int4(42 * 2560 * 10_240);
+    // 35 sliding layers with heads of 256 and 7 full ones with heads of 512; 20 and 4 have keys and values of their own.
+    let q_o = int4(2 * 2560 * (35 * 2048 + 7 * 4096));
+    let k_v = int4(2 * 2560 * (20 * 512 + 4 * 1024));
+    assert_eq!(preview.components.body, gate_up + down + q_o + k_v);
+
+    let groups = plan.config["quantization_config"]["config_groups"].as_object().unwrap();
+    let bits: Vec<_> = groups.values().map(|g| g["weights"]["num_bits"].as_u64().unwrap()).collect();
+    assert!(bits.contains(&3) && bits.contains(&4) && bits.len() == 2, "{bits:?}");
+}
+
 /// The table above against the published file and keepset themselves, where a directory with them is named.
 #[test]
 fn osoi5_matches_the_published_file() {
