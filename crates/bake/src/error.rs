@@ -184,6 +184,24 @@ pub enum Error {
         /// Why.
         source: Box<Error>,
     },
+    /// Too little calibration text.
+    #[error(
+        "{origin}: {found} calibration tokens, {wanted} wanted; give a longer file, or ask for fewer with --calibration-tokens"
+    )]
+    Calibration {
+        /// Name of the file.
+        origin: String,
+        /// Tokens asked for.
+        wanted: usize,
+        /// Tokens there.
+        found: usize,
+    },
+    /// A plan with calibrated linears was written before they were quantised.
+    #[error("{module}: `gptq` weights have not been computed; run the bake through `quantize::run`")]
+    Uncalibrated {
+        /// The linear.
+        module: String,
+    },
     /// An option is out of its range.
     #[error("option {option}: expected {expected}, found {found}")]
     Option {

@@ -27,9 +27,13 @@ impl Quantiser {
     /// By this method, with scales for groups of inputs or one a row.
     ///
     /// # Errors
-    /// [`Error::Option`] for a group size that no kernel reads.
+    /// [`Error::Option`] for a group size that no kernel reads, and for [`Method::Gptq`].
     pub fn new(method: Method, strategy: Strategy) -> Result<Quantiser> {
         check_strategy("group", strategy)?;
+        if method == Method::Gptq {
+            let expected = "rtn or mse: one linear alone has no inputs to be fitted to".into();
+            return Err(Error::Option { option: "method", expected, found: method.name().into() });
+        }
         Ok(Quantiser { method, strategy })
     }
 

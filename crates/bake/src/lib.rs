@@ -10,6 +10,7 @@
 //! | module | concept |
 //! |---|---|
 //! | [`quant`], [`method`] | arithmetic of packed weights on rows; how scales and integers are chosen |
+//! | [`gptq`] | quantisation fitted to the inputs of real text |
 //! | [`in_memory`] | linears quantised without a checkpoint |
 //! | [`quantize`], [`prune_vocab`], [`drop_layers`], [`synth`] | the bakes |
 //! | [`precision`] | which linear gets how many bits: rules from a TOML file |
@@ -34,6 +35,7 @@ pub mod context;
 pub mod diff;
 pub mod drop_layers;
 mod error;
+pub mod gptq;
 pub mod in_memory;
 pub mod inspect;
 mod journal;

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::precision::Choice;
 use crate::quant::{self, Arithmetic, Bits};
 
-/// A method that looks at weights only.
+/// How scales and integers are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Method {
@@ -20,6 +20,9 @@ pub enum Method {
     Rtn,
     /// Round to nearest; of a grid of scales, each group takes the one with the least squared error.
     Mse,
+    /// Errors are made up for by later weights, as calibration text allows: [`crate::gptq`]. Row by row, without any text, it is
+    /// `mse`.
+    Gptq,
 }
 
 impl Method {
@@ -28,6 +31,7 @@ impl Method {
         match self {
             Method::Rtn => "rtn",
             Method::Mse => "mse",
+            Method::Gptq => "gptq",
         }
     }
 }
@@ -67,7 +71,7 @@ impl Quantiser for ByRow {
         let ByRow { method, bits, group, arithmetic } = *self;
         match method {
             Method::Rtn => quant::quantise_row(weights, group, bits, arithmetic, fields, scales),
-            Method::Mse => {
+            Method::Mse | Method::Gptq => {
                 quant::check_lengths(weights, group, fields, scales)?;
                 let groups = weights.chunks_exact(group).zip(fields.chunks_exact_mut(group));
                 for ((w, f), s) in groups.zip(scales) {
@@ -92,16 +96,21 @@ const GRID_END: usize = 16;
 pub fn least_squares_scale(weights: &[f32], bits: Bits, arithmetic: Arithmetic) -> bf16 {
     let absmax = quant::absmax(weights);
     let min_max = quant::scale(absmax, bits, arithmetic);
-    let widest = absmax / bits.q_max() as f32;
-    let grid = (GRID_END..=GRID).rev().map(|i| bf16::from_f32(widest * (i as f32 / GRID as f32)));
     let mut best = (min_max, squared_error(weights, min_max, absmax, bits, arithmetic));
-    for scale in grid.filter(|s| *s > bf16::ZERO && s.is_finite()) {
+    for scale in grid(absmax, bits) {
         let error = squared_error(weights, scale, absmax, bits, arithmetic);
         if error < best.1 || (error == best.1 && scale > best.0) {
             best = (scale, error);
         }
     }
     best.0
+}
+
+/// The steps of the search, usable ones, largest first, for a group of largest magnitude `absmax`.
+pub(crate) fn grid(absmax: f32, bits: Bits) -> impl Iterator<Item = bf16> {
+    let widest = absmax / bits.q_max() as f32;
+    let steps = (GRID_END..=GRID).rev().map(move |i| bf16::from_f32(widest * (i as f32 / GRID as f32)));
+    steps.filter(|s| *s > bf16::ZERO && s.is_finite())
 }
 
 /// Sums run side by side, in a fixed order.

@@ -18,9 +18,11 @@ use runtime::names;
 use safetensors::Dtype;
 use serde_json::json;
 
+use crate::check;
 use crate::config_edit::Config;
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::gptq::{Gptq, GptqOptions};
 use crate::lineage::Lineage;
 use crate::method::{ByRow, Method, Quantiser};
 use crate::parent::Parent;
@@ -29,6 +31,7 @@ use crate::precision::{Choice, PrecisionPlan, Scheme, Treatment};
 use crate::quant::{self, Arithmetic, Bits};
 use crate::quant_config::{self, Schemes};
 use crate::roles::{Linear, Part, Role, role};
+use crate::staging::Staging;
 use crate::writer::{self, Report, WriteOptions};
 
 /// Options of [`run`].
@@ -44,6 +47,8 @@ pub struct QuantizeOptions {
     pub head: Strategy,
     /// Linears that are treated otherwise; without rules, none.
     pub precision: PrecisionPlan,
+    /// How to calibrate; needed where a linear's method is [`Method::Gptq`], and refused where none is.
+    pub gptq: Option<GptqOptions>,
     /// How to write.
     pub write: WriteOptions,
 }
@@ -56,6 +61,7 @@ impl Default for QuantizeOptions {
             strategy: Strategy::Group(128),
             head: Strategy::Channel,
             precision: PrecisionPlan::default(),
+            gptq: None,
             write: WriteOptions::default(),
         }
     }
@@ -73,12 +79,49 @@ const GROUP_LIMIT: usize = 4096;
 /// [`Error::Tensor`] for weights that are neither bf16 nor f32, [`Error::PrecisionPlan`] for a pattern that matches no linear,
 /// and all errors of the writer.
 pub fn run(checkpoint: &Checkpoint, out: &Path, options: &QuantizeOptions, context: &Context) -> Result<Report> {
-    let plan = plan(&Parent::open(checkpoint)?, options)?;
+    let parent = Parent::open(checkpoint)?;
+    let plan = match &options.gptq {
+        None => plan(&parent, options)?,
+        Some(calibration) => {
+            let mut gptq = Gptq::new(calibration.clone())?;
+            let mut plan = plan_with(&parent, options, Some(&mut gptq))?;
+            require_writable(&plan, &gptq, checkpoint, out, options)?;
+            let fits = gptq.run(checkpoint, out, context)?;
+            plan.lineage.measured.insert("gptq".into(), json!(fits));
+            plan
+        }
+    };
     writer::execute(plan, Some(checkpoint), out, options.write, context)
 }
 
-/// What [`run`] writes.
+/// Looks at all that the writer will look at: hours of calibration must not end at a target that cannot be written.
+fn require_writable(
+    plan: &Plan,
+    gptq: &Gptq,
+    checkpoint: &Checkpoint,
+    out: &Path,
+    options: &QuantizeOptions,
+) -> Result<()> {
+    gptq.require_linears()?;
+    let staging = Staging::new(out, options.write.force, Some(checkpoint.dir()))?;
+    let outputs: u64 = plan.jobs.iter().flat_map(|j| &j.outputs).map(Output::bytes).sum();
+    staging.require_space(outputs + gptq.spill_bytes())?;
+    match check::plan(plan, out)? {
+        problems if problems.is_empty() => Ok(()),
+        problems => Err(Error::Inconsistent { problems }),
+    }
+}
+
+/// What [`run`] writes without calibration.
+///
+/// # Errors
+/// Those of [`run`] but the writer's, and [`Error::Option`] where the method of a linear is [`Method::Gptq`]: that is computed
+/// from a checkpoint, which a plan's parent need not be.
 pub fn plan(checkpoint: &Parent, options: &QuantizeOptions) -> Result<Plan> {
+    plan_with(checkpoint, options, None)
+}
+
+fn plan_with(checkpoint: &Parent, options: &QuantizeOptions, mut gptq: Option<&mut Gptq>) -> Result<Plan> {
     check_strategy("group", options.strategy)?;
     check_strategy("head", options.head)?;
     options.precision.strategies().try_for_each(|s| check_strategy("group of the plan", s))?;
@@ -88,6 +131,7 @@ pub fn plan(checkpoint: &Parent, options: &QuantizeOptions) -> Result<Plan> {
     let mut ignore = Vec::new();
     let mut notes = Vec::new();
     let mut jobs = Vec::new();
+    let mut inert = 0;
     for source in checkpoint.sources() {
         let linear = match role(prefix, &source.name) {
             Role::Linear(linear, Part::Dense) => linear,
@@ -133,6 +177,20 @@ pub fn plan(checkpoint: &Parent, options: &QuantizeOptions) -> Result<Plan> {
             reader.read_f32(rows.start * inputs, weights, scratch)
         };
         let quantiser = ByRow::new(Choice { scheme, ..wanted }, inputs, arithmetic);
+        let calibrated = wanted.method == Method::Gptq;
+        match gptq.as_deref_mut() {
+            None if calibrated => return Err(without_calibration(linear)),
+            Some(gptq) if Gptq::fits(checkpoint.config(), linear) => {
+                if calibrated {
+                    jobs.push(gptq.calibrate(linear, prefix, source, quantiser));
+                    jobs.push(Job::weight_shape(linear.tensor(prefix, Part::Shape), out, inputs));
+                    continue;
+                }
+                gptq.follow(linear, source, quantiser);
+            }
+            Some(_) if calibrated => inert += 1,
+            _ => {}
+        }
         jobs.extend(packed(linear, prefix, [out, inputs], scheme, arithmetic, quantiser, read));
     }
     if checkpoint.config().quantization.is_some() {
@@ -141,6 +199,11 @@ pub fn plan(checkpoint: &Parent, options: &QuantizeOptions) -> Result<Plan> {
     }
     if checkpoint.config().tie_word_embeddings {
         ignore.push("lm_head".into());
+    }
+    if inert > 0 {
+        notes.push(format!(
+            "{inert} keys and values of KV-shared layers, which nothing reads, have no inputs to be fitted to: method mse"
+        ));
     }
     let mut config = Config::new(checkpoint);
     let default = Scheme { bits: options.bits, strategy: options.strategy };
@@ -152,6 +215,7 @@ pub fn plan(checkpoint: &Parent, options: &QuantizeOptions) -> Result<Plan> {
         "strategy": describe(options.strategy),
         "head": describe(options.head),
         "plan": options.precision.to_json(),
+        "gptq": options.gptq.as_ref().map(GptqOptions::to_json),
     });
     Ok(Plan {
         jobs,
@@ -161,6 +225,17 @@ pub fn plan(checkpoint: &Parent, options: &QuantizeOptions) -> Result<Plan> {
         inherited_keepset: crate::check::keepset_rows(checkpoint.keepset()),
         lineage: Lineage::new("quantize", knobs, notes),
     })
+}
+
+fn without_calibration(linear: Linear) -> Error {
+    Error::Option {
+        option: "method",
+        expected: format!(
+            "calibration text for {}: `bake quantize --calibration FILE` on a checkpoint; a recipe cannot calibrate",
+            linear.module("")
+        ),
+        found: "gptq without it".into(),
+    }
 }
 
 /// What becomes of each dense linear, in the order of the tensors.

@@ -164,8 +164,8 @@ impl Step {
                     HeadScales::Group => strategy,
                 };
                 let precision = PrecisionPlan::new(rule.clone(), recipe)?;
-                let write = WriteOptions::default();
-                let options = QuantizeOptions { bits, method: *method, strategy, head, precision, write };
+                let (gptq, write) = (None, WriteOptions::default());
+                let options = QuantizeOptions { bits, method: *method, strategy, head, precision, gptq, write };
                 quantize::plan(parent, &options)
             }
         }

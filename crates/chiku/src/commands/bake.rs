@@ -11,6 +11,7 @@ use runtime::checkpoint::Checkpoint;
 use crate::interrupt;
 use crate::output::{Unit, bar, megabytes};
 
+mod calibration;
 mod diff;
 mod drop_layers;
 mod inspect;

@@ -11,6 +11,7 @@ use bake::quant::Bits;
 use bake::quantize::QuantizeOptions;
 use clap::{Args, ValueEnum};
 
+use super::calibration::CalibrationArgs;
 use super::{ParentArgs, TargetArgs, bake_with, open};
 
 #[derive(Args)]
@@ -19,7 +20,7 @@ use super::{ParentArgs, TargetArgs, bake_with, open};
 A plan is a TOML file of rules; the first that matches a module decides, and what it leaves out follows the options:
   [[rule]]
   modules = \"*.mlp.{gate,up}_proj\"    # glob, or a list of them, over names such as layers.3.mlp.up_proj and lm_head
-  bits = 3                            # also: group = N or channel = true, method = \"rtn\" or \"mse\"
+  bits = 3                            # also: group = N or channel = true, method = \"rtn\", \"mse\" or \"gptq\"
   [[rule]]
   modules = \"layers.0.*\"
   keep = true                         # stays dense
@@ -27,6 +28,7 @@ A plan is a TOML file of rules; the first that matches a module decides, and wha
 Examples:
   chiku bake quantize --model nano --group 32 --out nano-int4
   chiku bake quantize --model nano --bits 3 --method mse --group 32 --out nano-int3
+  chiku bake quantize --model nano --bits 3 --method gptq --calibration prompts/public.jsonl --group 32 --out nano-gptq
   chiku bake quantize --model nano --group 32 --plan plan.toml --out nano-mixed")]
 pub struct QuantizeArgs {
     /// A bf16 or f32 checkpoint directory, or `nano`.
@@ -54,6 +56,8 @@ pub struct QuantizeArgs {
     /// TOML file of rules that give single linears other bits, scales or methods, or keep them dense.
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
+    #[command(flatten)]
+    pub calibration: CalibrationArgs,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -70,6 +74,8 @@ pub enum MethodArg {
     Rtn,
     /// Round to nearest; each group takes the scale with the least squared error.
     Mse,
+    /// Rounding errors are made up for by later weights; needs --calibration.
+    Gptq,
 }
 
 fn parse_bits(text: &str) -> Result<Bits, String> {
@@ -84,6 +90,7 @@ pub fn run(args: &QuantizeArgs, quiet: bool) -> Result<ExitCode> {
         method: match args.method {
             MethodArg::Rtn => Method::Rtn,
             MethodArg::Mse => Method::Mse,
+            MethodArg::Gptq => Method::Gptq,
         },
         strategy,
         head: match args.head {
@@ -91,6 +98,7 @@ pub fn run(args: &QuantizeArgs, quiet: bool) -> Result<ExitCode> {
             HeadScales::Group => strategy,
         },
         precision: args.plan.as_deref().map(PrecisionPlan::read).transpose()?.unwrap_or_default(),
+        gptq: args.calibration.read(&parent)?,
         write: args.parent.write(&args.target),
     };
     bake_with(&args.target, quiet, |c| bake::quantize::run(&parent, &args.target.out, &options, c))
