@@ -13,7 +13,7 @@
 //! What it costs, with k inputs, n outputs and T calibration tokens: a linear takes `T k^2 / 2` multiply-adds for its Hessian,
 //! `k^3 / 6` for the factors and `1.5 n k^2` for the rows. Memory, unlike that of other bakes, grows with the width and with T:
 //! `12 k^2` bytes for the widest linear (1.3 GB for the 10240 inputs of E4B's down projections; 1.7 GB in order of activation),
-//! twice its f32 weights, and about 110 KB a token at E4B's width, 1.8 GB for 16384. Packed results wait in an unnamed file
+//! four times its f32 weights, and about 110 KB a token at E4B's width, 1.8 GB for 16384. Packed results wait in an unnamed file
 //! beside the target, as large as what is quantised.
 
 use std::ops::Range;

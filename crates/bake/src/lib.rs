@@ -1,8 +1,19 @@
 //! Checkpoint surgery: quantise, prune the vocabulary, drop layers, make test checkpoints, and say what a checkpoint holds.
 //!
 //! What always holds here: input is never changed; a target appears complete, checked and synced, or not at all; a bake that was
-//! stopped can be gone on with; memory is a few MB a thread at any size; a result is interoperable (HF layout,
+//! stopped can be gone on with; memory is a few MB a thread at any size (more where linears are calibrated: [`gptq`]); a result is interoperable (HF layout,
 //! `compressed-tensors` packing, the field's keepset file) and names its parents by hash in `lineage.json`.
+//!
+//! What the methods of [`quantize`] are worth, measured: perplexity of nano (33.066 in bf16) over the 160 records of
+//! `prompts/ppl.jsonl`, every linear of the body in groups of 32, `gptq` calibrated on the 6108 tokens of `prompts/public.jsonl`
+//! with damping 0.01. `cargo test -p bake --test gptq -- --ignored --nocapture` prints it, an ordinary test holds int3.
+//!
+//! | bits | `rtn` | `mse` | `gptq` | `gptq` in order of activation |
+//! |---|---|---|---|---|
+//! | 8 | 33.067 | 33.068 | 33.069 | 33.067 |
+//! | 4 | 33.533 | 33.377 | 33.340 | 33.324 |
+//! | 3 | 35.161 | 34.627 | 34.071 | 34.206 |
+//! | 2 | 50.741 | 45.939 | 40.074 | 40.422 |
 //!
 //! A bake is a function from a checkpoint to a [`plan::Plan`]. One writer carries out all plans, and refuses a plan whose
 //! tensors contradict its configuration: an unsliced projection or a wrong number of shared layers cannot be written.
