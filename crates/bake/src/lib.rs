@@ -1,8 +1,9 @@
 //! Checkpoint surgery: quantise, prune the vocabulary, drop layers, make test checkpoints, and say what a checkpoint holds.
 //!
 //! What always holds here: input is never changed; a target appears complete, checked and synced, or not at all; a bake that was
-//! stopped can be gone on with; memory is a few MB a thread at any size (more where linears are calibrated: [`gptq`]); a result is interoperable (HF layout,
-//! `compressed-tensors` packing, the field's keepset file) and names its parents by hash in `lineage.json`.
+//! stopped can be gone on with; memory is a few MB a thread at any size (more where linears are calibrated: [`gptq`]); a result
+//! is interoperable (HF layout, `compressed-tensors` packing, the field's keepset file; int3 and int2 only this program reads)
+//! and names its parents by hash in `lineage.json`.
 //!
 //! What the methods of [`quantize`] are worth, measured: perplexity of nano (33.066 in bf16) over the 160 records of
 //! `prompts/ppl.jsonl`, every linear of the body in groups of 32, `gptq` calibrated on the 6108 tokens of `prompts/public.jsonl`

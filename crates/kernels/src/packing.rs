@@ -2,8 +2,8 @@
 //!
 //! This is `pack-quantized` of compressed-tensors, which checkpoints use and the CPU reads as it is: symmetric integers of b
 //! bits stored in offset binary (`q + 2^(b-1)`), floor(32 / b) of them in a 32-bit word, lowest bits first, and each row begins
-//! a new word. No field crosses a word, so the top two bits of a word of int3 are unused. The library packs any width by this
-//! formula; its loaders read 4 and 8 bits only.
+//! a new word. No field crosses a word, so the top two bits of a word of int3 are unused. The library (0.20.1) packs 8, 4 and 2 bits by
+//! this formula and int3 densely across words; programs that load checkpoints read 4 and 8 bits only.
 
 use std::fmt;
 
