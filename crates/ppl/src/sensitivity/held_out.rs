@@ -161,8 +161,8 @@ fn front(plans: &[Plan], count: usize) -> Vec<&Plan> {
     let worst = plans.first().map_or(0.0, |p| p.log_ratio);
     let best = plans.iter().map(|p| p.log_ratio).fold(worst, f64::min);
     let steps = count.max(2) - 1;
-    let mut out: Vec<&Plan> = Vec::new();
-    for step in 0..count.max(1) {
+    let mut out: Vec<&Plan> = plans.first().into_iter().collect();
+    for step in 1..count {
         let most = best + (worst - best) * (steps - step) as f64 / steps as f64;
         if let Some(plan) = plans.iter().find(|p| p.log_ratio <= most)
             && out.last() != Some(&plan)
