@@ -223,7 +223,7 @@ fn files_of(checkpoint: &Checkpoint, side_files: &[String]) -> Vec<String> {
 }
 
 /// Hashes a parent. Reads every byte of it once, in blocks, on the calling thread; `go_on` is asked between blocks and its
-/// error ends the work. SHA-256 sums are those that the parent's files state ([`crate::manifest`]); with `sha256` they are
+/// error ends the work. SHA-256 sums are those that the parent's files state (`crate::manifest`); with `sha256` they are
 /// computed, too, and must be the same.
 ///
 /// # Errors

@@ -92,7 +92,7 @@ const GRID_END: usize = 16;
 /// The scale of a group with the least sum of squared errors.
 ///
 /// Candidates are the min-max scale and, from the one that clips nothing (absmax over the largest integer) down to a fifth of
-/// it, [`GRID`] steps of even width; each is rounded to bf16 before it is tried. Of equals the largest wins.
+/// it, `GRID` steps of even width; each is rounded to bf16 before it is tried. Of equals the largest wins.
 pub fn least_squares_scale(weights: &[f32], bits: Bits, arithmetic: Arithmetic) -> bf16 {
     let absmax = quant::absmax(weights);
     let min_max = quant::scale(absmax, bits, arithmetic);

@@ -2,12 +2,12 @@
 //!
 //! What always holds:
 //! - the output of a bake is one `model.safetensors`, also where the parent has shards: a reader needs no index, and a layer's
-//!   tensors lie together again; their order is that of [`crate::layout`];
+//!   tensors lie together again; their order is that of `crate::layout`;
 //! - the plan is checked before a byte is written, and nothing stands under the target's name before all bytes are synced;
 //! - memory is a few MB a thread, whatever the size of the checkpoint: tiles of rows are made in any order and written to
 //!   their place;
 //! - tiles are taken in the order of the file, so that disks are read and written in order, and what a bake has done when it
-//!   is stopped is a run of whole tensors ([`crate::journal`]) that another run need not do again;
+//!   is stopped is a run of whole tensors (`crate::journal`) that another run need not do again;
 //! - holes of a sparse parent and tiles of zeros stay holes.
 
 use std::fs::{File, OpenOptions};
