@@ -139,26 +139,10 @@ fn a_step_that_fails_is_named_and_nothing_is_left() {
     }
 }
 
-/// A checkpoint of the real shape that takes no room: headers are real, data are holes.
-fn sparse(dir: &Path, options: &SynthOptions) {
-    let plan = synth::plan(options).unwrap();
-    let mut header = serde_json::Map::new();
-    let mut at = 0;
-    for output in plan.jobs.iter().flat_map(|j| &j.outputs) {
-        let end = at + output.bytes();
-        let entry = json!({"dtype": output.dtype, "shape": output.shape, "data_offsets": [at, end]});
-        header.insert(output.name.clone(), entry);
-        at = end;
-    }
-    let mut text = Value::Object(header).to_string().into_bytes();
-    text.resize(text.len().next_multiple_of(8), b' ');
-    let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
-    bytes.append(&mut text);
-    fs::create_dir_all(dir).unwrap();
-    fs::write(dir.join("model.safetensors"), &bytes).unwrap();
-    let file = fs::OpenOptions::new().write(true).open(dir.join("model.safetensors")).unwrap();
-    file.set_len(bytes.len() as u64 + at).unwrap();
-    fs::write(dir.join("config.json"), plan.config.to_string()).unwrap();
+/// E4B in its real shape, in holes that take no room.
+fn sparse_e4b(dir: &Path) {
+    let options = SynthOptions { sparse: true, ..SynthOptions::new(Shape::E4b) };
+    synth::run(dir, &options, &quiet()).unwrap();
 }
 
 /// `text_config` of the published osoi5 checkpoint (its `config.json`, field by field).
@@ -221,7 +205,7 @@ fn keepset_12k(dir: &Path) -> PathBuf {
 fn osoi5_comes_out_at_the_size_of_the_real_model() {
     let tmp = tempfile::tempdir().unwrap();
     let parent = tmp.path().join("e4b");
-    sparse(&parent, &SynthOptions::new(Shape::E4b));
+    sparse_e4b(&parent);
     let keepset = keepset_12k(tmp.path());
     let recipe = Recipe::read(&repository("recipes/osoi5.toml"), &values(&[("keepset", &keepset)])).unwrap();
     let plan = recipe::plan(&open(&parent), &recipe).unwrap();
@@ -253,7 +237,7 @@ fn osoi5_comes_out_at_the_size_of_the_real_model() {
 fn int3_mixed_keeps_everything_and_counts_ten_fields_a_word() {
     let tmp = tempfile::tempdir().unwrap();
     let parent = tmp.path().join("e4b");
-    sparse(&parent, &SynthOptions::new(Shape::E4b));
+    sparse_e4b(&parent);
     let recipe = Recipe::read(&repository("recipes/int3-mixed-42.toml"), &BTreeMap::new()).unwrap();
     let plan = recipe::plan(&open(&parent), &recipe).unwrap();
     let preview = recipe::preview(&plan, &tmp.path().join("out")).unwrap();
@@ -285,7 +269,7 @@ fn osoi5_matches_the_published_file() {
     assert_eq!(published["text_config"], osoi5_text_config());
     let tmp = tempfile::tempdir().unwrap();
     let parent = tmp.path().join("e4b");
-    sparse(&parent, &SynthOptions::new(Shape::E4b));
+    sparse_e4b(&parent);
     let set = values(&[("keepset", &data.join("keepset-12k.json"))]);
     let plan = recipe::plan(&open(&parent), &Recipe::read(&repository("recipes/osoi5.toml"), &set).unwrap()).unwrap();
     let preview = recipe::preview(&plan, &tmp.path().join("out")).unwrap();

@@ -19,7 +19,7 @@ use crate::packing::Bits;
 
 mod format;
 
-use format::{Bf16, F32, Format, Packed};
+use format::{Dense, Format, Packed};
 
 /// Most rows that the register kernel takes: its accumulators must fit the 16 registers beside the weights.
 const NARROW: usize = 4;
@@ -128,8 +128,8 @@ pub(super) unsafe fn weight_rows(w: &MatrixView, begin: usize, x: &Activations, 
     // SAFETY: the pointers come from slices whose lengths `Matrix::new` checked against the shape.
     unsafe {
         match w.data() {
-            Data::F32(data) => all_rows(F32::new(data, cols), w, begin, x, out),
-            Data::Bf16(data) => all_rows(Bf16::new(data, cols), w, begin, x, out),
+            Data::F32(data) => all_rows(Dense::<4>::new(data, cols), w, begin, x, out),
+            Data::Bf16(data) => all_rows(Dense::<2>::new(data, cols), w, begin, x, out),
             Data::Packed { bits, packed, scales, group } => match bits {
                 Bits::Two => all_rows(Packed::<2>::new(packed, scales, cols, group), w, begin, x, out),
                 Bits::Three => all_rows(Packed::<3>::new(packed, scales, cols, group), w, begin, x, out),

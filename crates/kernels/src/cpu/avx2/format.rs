@@ -23,20 +23,22 @@ pub(super) trait Format: Copy {
     unsafe fn load(&self, n: usize, k: usize, scale: Self::Scale) -> __m256;
 }
 
+/// Floats of `BYTES` bytes: 4 for f32, 2 for bf16.
 #[derive(Clone, Copy)]
-pub(super) struct F32 {
+pub(super) struct Dense<const BYTES: usize> {
     data: *const u8,
     cols: usize,
 }
 
-impl F32 {
+impl<const BYTES: usize> Dense<BYTES> {
     /// `data` holds the rows of a checked matrix.
-    pub(super) fn new(data: &[u8], cols: usize) -> F32 {
-        F32 { data: data.as_ptr(), cols }
+    pub(super) fn new(data: &[u8], cols: usize) -> Dense<BYTES> {
+        const { assert!(BYTES == 2 || BYTES == 4) }
+        Dense { data: data.as_ptr(), cols }
     }
 }
 
-impl Format for F32 {
+impl<const BYTES: usize> Format for Dense<BYTES> {
     type Scale = ();
     #[inline(always)]
     fn run_end(&self, _: usize, limit: usize) -> usize {
@@ -46,45 +48,17 @@ impl Format for F32 {
     unsafe fn scale(&self, _: usize, _: usize) {}
     #[inline(always)]
     fn prefetch(&self, n: usize, k: usize) {
-        prefetch_lines(self.data.wrapping_add((n * self.cols + k) * 4), SEGMENT * 4);
+        prefetch_lines(self.data.wrapping_add((n * self.cols + k) * BYTES), SEGMENT * BYTES);
     }
     #[inline(always)]
     unsafe fn load(&self, n: usize, k: usize, _: ()) -> __m256 {
-        // SAFETY: `Matrix::new` checked that the slice holds rows * cols values; the load is unaligned.
-        unsafe { _mm256_loadu_ps(self.data.add((n * self.cols + k) * 4).cast()) }
-    }
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Bf16 {
-    data: *const u8,
-    cols: usize,
-}
-
-impl Bf16 {
-    /// `data` holds the rows of a checked matrix.
-    pub(super) fn new(data: &[u8], cols: usize) -> Bf16 {
-        Bf16 { data: data.as_ptr(), cols }
-    }
-}
-
-impl Format for Bf16 {
-    type Scale = ();
-    #[inline(always)]
-    fn run_end(&self, _: usize, limit: usize) -> usize {
-        limit
-    }
-    #[inline(always)]
-    unsafe fn scale(&self, _: usize, _: usize) {}
-    #[inline(always)]
-    fn prefetch(&self, n: usize, k: usize) {
-        prefetch_lines(self.data.wrapping_add((n * self.cols + k) * 2), SEGMENT * 2);
-    }
-    #[inline(always)]
-    unsafe fn load(&self, n: usize, k: usize, _: ()) -> __m256 {
-        // SAFETY: as for F32, with two bytes a value.
+        // SAFETY: `Matrix::new` checked that the slice holds rows * cols values of BYTES bytes; the loads are unaligned.
         unsafe {
-            let halves = _mm_loadu_si128(self.data.add((n * self.cols + k) * 2).cast());
+            let at = self.data.add((n * self.cols + k) * BYTES);
+            if BYTES == 4 {
+                return _mm256_loadu_ps(at.cast());
+            }
+            let halves = _mm_loadu_si128(at.cast());
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
         }
     }
