@@ -4,18 +4,20 @@
 //! proposes are scored once more, on records that it never saw, and the plan that is chosen is the smallest that holds the cap
 //! on both. Looking at few finalists keeps that verdict honest; how many were looked at is in the report.
 //!
-//! Measured on nano (linears by kind at int4 or int3, rtn group 32, cap 1.05, slices of 8 records, 160 variants; perplexity as a
-//! multiple of the unchanged model's, +- standard error):
+//! Measured on nano (`chiku sensitivity search --model nano --group 32 --limit 40`: linears by kind, rtn, cap 1.05, two slices of
+//! 40 records, 332 variants; perplexity as a multiple of the unchanged model's, +- standard error;
+//! `results/2026/bench/nano-sensitivity-search-12.txt`):
 //!
 //! | plan | a step | search slice | held-out slice |
 //! |---|---|---|---|
-//! | unchanged | 3.59 MB | 1 | 1 |
-//! | the 4 least sensitive layers removed, the rest int4 | 1.12 MB | 1.034 +- 0.008 | 1.058 +- 0.012 |
-//! | found: the same layers; o, v and gate at int4, the rest int3 | 1.03 MB | 1.046 +- 0.009 | 1.078 +- 0.011 |
+//! | unchanged | 3.588 MB | 1 | 1 |
+//! | the 4 least sensitive layers removed, the rest int4 | 1.115 MB | 1.0389 +- 0.0029 | 1.0430 +- 0.0044 |
+//! | chosen: the same layers; q and the model projection at int3, the rest int4 | 1.093 MB | 1.0418 +- 0.0030 | 1.0465 +- 0.0044 |
+//! | refused: the smallest on the search slice | 1.083 MB | 1.0493 +- 0.0041 | 1.0588 +- 0.0049 |
 //!
-//! Under the cap on the records of the search the found plan is the smaller one. On eight other records neither holds the cap:
-//! that is what the second slice is for. With removals alone, a short search found nothing better than the five least sensitive
-//! layers: on nano it is the widths that greed gets wrong.
+//! The last row is what the second slice is for. On slices of 8 records no plan holds the cap on both, the least sensitive layers
+//! included. With removals alone, a short search found nothing better than the least sensitive layers: on nano it is the widths that
+//! greed gets wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 
