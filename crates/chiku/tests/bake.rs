@@ -154,3 +154,27 @@ fn a_keepset_is_built_judged_and_never_fitted_in_silence() {
     assert!(with(&[]).contains("required"));
     assert!(!nowhere.exists());
 }
+
+#[test]
+fn gptq_calibrates_on_a_file_and_says_so() {
+    let dir = TempDir::new().unwrap();
+    let out = dir.path().join("out");
+    let public = repository("prompts/public.jsonl");
+    let base = ["quantize", "--model", "nano", "--bits", "3", "--group", "32", "--out", s(&out)];
+    let gptq = [&base[..], &["--method", "gptq"]].concat();
+    assert!(expect(2, &gptq).1.contains("--calibration"));
+    // Text for a method that does not read it would be ignored.
+    let unread = [&base[..], &["--method", "rtn", "--calibration", s(&public)]].concat();
+    assert!(expect(2, &unread).1.contains("calibration"));
+    let full =
+        [&gptq[..], &["--calibration", s(&public), "--calibration-tokens", "512", "--order", "activation"]].concat();
+    let knobs = report(0, &full)["lineage"]["knobs"].clone();
+    assert_eq!(knobs["method"], "gptq", "{knobs}");
+    assert!(knobs.to_string().contains("public.jsonl") && knobs.to_string().contains("512"), "{knobs}");
+    assert!(report(0, &["inspect", s(&out), "--strict"])["problems"].as_array().unwrap().is_empty());
+    // It is not what rounding to nearest gives.
+    let nearest = dir.path().join("rtn");
+    expect(0, &["quantize", "--model", "nano", "--bits", "3", "--group", "32", "--out", s(&nearest)]);
+    let bytes = |of: &Path| std::fs::read(of.join("model.safetensors")).unwrap();
+    assert_ne!(bytes(&out), bytes(&nearest));
+}
