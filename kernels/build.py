@@ -109,7 +109,8 @@ def usage(tools, cubin, reserved):
         kernels[name] = {
             "registers": int(values["REG"]),
             "stack": int(values["STACK"]),
-            "static_shared": int(values["SHARED"]) - reserved,
+            # Of a kernel without shared memory the hardware keeps nothing.
+            "static_shared": max(0, int(values["SHARED"]) - reserved),
             "local": int(values["LOCAL"]),
         }
     if not kernels:
@@ -207,6 +208,16 @@ def violations(table):
                         yield f"{name} on {architecture}: {found} dequantising instructions for 8 weights, at most {limit}"
 
 
+def fingerprint():
+    """What the images are made of: 64-bit FNV-1a over the names and contents of all sources. crates/kernels/build.rs computes it again, so
+    that a program never holds machine code of other sources than its own."""
+    value = 0xCBF29CE484222325
+    for path in sorted([*HERE.glob("*.cu"), *HERE.glob("*.cuh")]):
+        for byte in path.name.encode() + b"\0" + path.read_bytes() + b"\0":
+            value = (value ^ byte) * 0x100000001B3 % (1 << 64)
+    return f"{value:016x}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder for the images")
@@ -231,6 +242,9 @@ def main():
                 (options.out / f"{source.stem}.{architecture}.cubin").write_bytes(image)
             ptx = nvrtc.compile(source, "compute_80").rstrip(b"\0")
             (options.out / f"{source.stem}.compute_80.ptx").write_bytes(ptx)
+
+    if options.out:
+        (options.out / "sources").write_text(fingerprint() + "\n")
 
     broken = list(violations(table))
     if broken:

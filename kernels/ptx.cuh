@@ -50,6 +50,10 @@ DEVICE void sync_warp(uint32_t mask = 0xffffffffu) {
 DEVICE void fence_gpu() {
     __threadfence();
 }
+// The same, seen by the host as well: in front of the word that says that pinned memory is written.
+DEVICE void fence_system() {
+    __threadfence_system();
+}
 DEVICE uint32_t ld_acquire(const uint32_t* p) {
     uint32_t v;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");

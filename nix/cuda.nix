@@ -41,7 +41,7 @@ let
     '';
     installPhase = ''
       mkdir -p $out
-      cp images/*.cubin images/*.ptx $out/
+      cp images/* $out/
     '';
   };
 

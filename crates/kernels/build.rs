@@ -1,10 +1,92 @@
-//! Compiles the CUDA sources for the emulator, where the feature asks for it: each .cu twice, once plain and once instrumented, and the
-//! emulator itself, which is never instrumented.
+//! What the features ask for. `emulator`: the CUDA sources compiled for the CPU, each .cu twice, once plain and once instrumented, and the
+//! emulator itself, which is never instrumented. `cuda`: the machine code that `kernels/build.py` made of the same sources, compressed.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     #[cfg(feature = "emulator")]
     emulator::build();
+    #[cfg(feature = "cuda")]
+    if let Err(reason) = cuda::embed() {
+        eprintln!("error: {reason}");
+        std::process::exit(1);
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use std::{
+        env, fs,
+        path::{Path, PathBuf},
+    };
+
+    /// Endings of one family's images, and `kernels::device::Target` of each.
+    const TARGETS: [(&str, &str); 4] = [
+        ("compute_80.ptx", "Target::Ptx(80)"),
+        ("sm_80.cubin", "Target::Sm(80)"),
+        ("sm_86.cubin", "Target::Sm(86)"),
+        ("sm_90.cubin", "Target::Sm(90)"),
+    ];
+    const HOW: &str = "make it with\n    python3 kernels/build.py --out target/cubins\nand build again with CHIKU_CUBINS=target/cubins";
+
+    pub fn embed() -> Result<(), String> {
+        println!("cargo:rerun-if-env-changed=CHIKU_CUBINS");
+        let root = Path::new("../..");
+        let sources = root.join("kernels");
+        println!("cargo:rerun-if-changed={}", sources.display());
+        let Some(given) = env::var_os("CHIKU_CUBINS").filter(|v| !v.is_empty()) else {
+            return Err(format!("the feature `cuda` puts the kernels' machine code into the program: {HOW}"));
+        };
+        // Relative to the workspace, where cargo is called, not to this package.
+        let folder = root.join(&given);
+        println!("cargo:rerun-if-changed={}", folder.display());
+        let given = PathBuf::from(given);
+        let read = |path: PathBuf| {
+            fs::read(&path).map_err(|e| format!("CHIKU_CUBINS={}: {}: {e}; {HOW}", given.display(), path.display()))
+        };
+        let made_of = String::from_utf8_lossy(&read(folder.join("sources"))?).trim().to_string();
+        if made_of != fingerprint(&sources)? {
+            return Err(format!("CHIKU_CUBINS={}: its machine code is of other sources; {HOW}", given.display()));
+        }
+        let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set: build with cargo")?);
+        let mut text = String::from("const IMAGES: &[Image] = &[\n");
+        for family in listed(&sources, &["cu"])? {
+            let family = family.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            for (ending, target) in TARGETS {
+                let name = format!("{family}.{ending}");
+                let compressed = lz4_flex::compress_prepend_size(&read(folder.join(&name))?);
+                let path = out.join(name + ".lz4");
+                fs::write(&path, compressed).map_err(|e| format!("{}: {e}", path.display()))?;
+                text += &format!(
+                    "    Image {{ family: {family:?}, target: {target}, compressed: include_bytes!({path:?}) }},\n"
+                );
+            }
+        }
+        let path = out.join("images.rs");
+        fs::write(&path, text + "];\n").map_err(|e| format!("{}: {e}", path.display()))
+    }
+
+    /// Files of a folder with one of these endings, by name.
+    fn listed(folder: &Path, endings: &[&str]) -> Result<Vec<PathBuf>, String> {
+        let entries = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        let mut found: Vec<PathBuf> =
+            paths.filter(|p| p.extension().is_some_and(|e| endings.iter().any(|wanted| e == *wanted))).collect();
+        found.sort();
+        Ok(found)
+    }
+
+    /// What the machine code was made of: 64-bit FNV-1a over the names and contents of all sources, as `kernels/build.py` writes it.
+    fn fingerprint(sources: &Path) -> Result<String, String> {
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        for path in listed(sources, &["cu", "cuh"])? {
+            let contents = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            for byte in name.bytes().chain([0]).chain(contents).chain([0]) {
+                hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+            }
+        }
+        Ok(format!("{hash:016x}"))
+    }
 }
 
 #[cfg(feature = "emulator")]

@@ -107,6 +107,9 @@ DEVICE void sync_warp(uint32_t mask = 0xffffffffu, EMULATOR_PLACE) {
 DEVICE void fence_gpu() {
     emulator::fence();
 }
+DEVICE void fence_system() {
+    emulator::fence();
+}
 DEVICE uint32_t ld_acquire(const uint32_t* p) {
     return emulator::load_acquire(p);
 }

@@ -1,24 +1,37 @@
-//! The device that runs the kernels of `kernels/`: buffers, launches and graphs behind one interface, so that the code that plans a step
-//! is written once.
+//! The device that runs the kernels of `kernels/`: buffers, launches, streams and graphs behind one interface, so that the code that plans a
+//! step is written once.
 //!
 //! | module | concept |
 //! |---|---|
 //! | [`probe`] | what GPU and driver this machine has |
+//! | `images` | the machine code that was built into this program |
+//! | `buffer` | memory: of the device, constant, or of the host and pinned |
+//! | `command` | launches, fills and copies, checked before they run |
+//! | `stream` | what runs in order and is not waited for: streams, events, graphs |
 //! | `cuda` | the NVIDIA driver |
 //! | `emulated` | the same sources, run on the CPU (feature `emulator`, x86-64) |
 //!
-//! A [`Launch`] owns references to the buffers that it names, so a recorded [`Graph`] can never outlive them.
+//! What always holds: a [`Launch`] owns references to the buffers that it names, so a recorded [`Graph`] can never outlive them; memory is
+//! given back, and read or written by the host, only after the device has done everything that it was asked to.
 
 use std::sync::Arc;
 
+mod buffer;
+mod command;
 mod cuda;
 #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
 mod emulated;
+mod images;
 mod probe;
+mod stream;
 
+pub use buffer::{Buffer, Pinned};
+pub use command::{Argument, Command, Launch};
 #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
 pub use emulated::{Counts, Emulation, Traffic};
-pub use probe::{CudaDevice, Probe, probe};
+pub use images::{Image, Target, images};
+pub use probe::{CudaDevice, OLDEST_CAPABILITY, Probe, probe};
+pub use stream::{Event, Graph, Stream};
 
 /// Most dynamic shared memory of a block on the smallest supported GPU (sm_86: 100 KiB an SM, of which 1 KiB is reserved).
 pub const SHARED_BYTES: u32 = 99 << 10;
@@ -26,7 +39,7 @@ pub const SHARED_BYTES: u32 = 99 << 10;
 /// What went wrong on a device.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// This machine lacks what the device needs.
+    /// This machine, or this build of the program, lacks what the device needs.
     #[error("{0}")]
     Unavailable(String),
     /// No memory for a buffer.
@@ -61,10 +74,10 @@ pub enum DeviceError {
         /// What the driver said.
         reason: String,
     },
-    /// A launch that the device cannot take.
+    /// A launch, a graph or another command that the device cannot take, or that failed while it ran.
     #[error("{launch}: {reason}")]
     Launch {
-        /// Kernel, grid, block and shared memory.
+        /// Kernel, grid, block, shared memory and arguments.
         launch: String,
         /// What does not fit.
         reason: String,
@@ -72,7 +85,7 @@ pub enum DeviceError {
     /// A kernel did something that a GPU does not forgive, or was ended.
     #[error("{launch}: the emulator found\n{report}")]
     Kernel {
-        /// Kernel, grid, block and shared memory.
+        /// Kernel, grid, block, shared memory and arguments.
         launch: String,
         /// One line a finding.
         report: String,
@@ -84,11 +97,19 @@ pub enum DeviceError {
 pub struct Properties {
     /// Name.
     pub name: String,
+    /// Compute capability, for example (8, 6); `None` of the emulator, which has none.
+    pub compute_capability: Option<(u32, u32)>,
     /// Streaming multiprocessors: how many blocks a schedule plans for.
     pub multiprocessors: u32,
     /// Most dynamic shared memory of a block in bytes.
     pub shared_bytes: u32,
-    /// Whether results come from a GPU.
+    /// L2 cache in bytes. The emulator says what an A10G has.
+    pub l2_bytes: usize,
+    /// Memory in bytes; `None` of the emulator.
+    pub memory_bytes: Option<usize>,
+    /// CUDA version of the driver, for example (12, 4); `None` of the emulator.
+    pub driver: Option<(i32, i32)>,
+    /// Whether results come from the CPU.
     pub emulated: bool,
 }
 
@@ -96,107 +117,103 @@ pub struct Properties {
 #[derive(Clone)]
 pub struct Device(Arc<dyn Driver>);
 
-/// What a kind of device does. Ranges are checked before they get here.
+/// A stream, an event or a graph in a device's own form.
+type Handle = u64;
+
+/// What a kind of device does. Ranges are checked before they get here, and handles belong to the device that gave them.
 trait Driver: Send + Sync {
     fn properties(&self) -> Properties;
     /// Address of new memory; `contents`, where there are any, are all of it and final. `None` where there is no more.
     fn allocate(&self, name: &str, bytes: usize, contents: Option<&[u8]>) -> Option<u64>;
-    fn release(&self, address: u64);
+    /// Zeroed memory of the host, a multiple of 4 bytes: its address for kernels, and for the host.
+    fn allocate_pinned(&self, name: &str, bytes: usize) -> Option<(u64, *mut u32)>;
+    /// Waits for the device and gives back what either of the two above gave.
+    fn release(&self, address: u64, host: Option<*mut u32>);
+    // These three wait for everything that the device was asked to do.
     fn write(&self, address: u64, from: &[u8]) -> Result<(), String>;
     fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<(), String>;
     fn read(&self, address: u64, to: &mut [u8]) -> Result<(), String>;
+
+    /// A stream besides the device's own one, which is 0.
+    fn open_stream(&self) -> Result<Handle, String>;
+    /// Waits for it and closes it.
+    fn close_stream(&self, stream: Handle);
     /// # Safety
-    /// As for [`Device::launch`].
-    unsafe fn launch(&self, launch: &Launch) -> Result<(), DeviceError>;
-    /// The device's own form of the launches; `None` where replaying is launching them.
+    /// As for [`Device::launch`]; the buffers live until the stream was waited for.
+    unsafe fn enqueue(&self, stream: Handle, command: &Command) -> Result<(), DeviceError>;
+    fn wait(&self, stream: Handle) -> Result<(), String>;
+
+    /// An event behind everything that was enqueued on the stream.
+    fn record_event(&self, stream: Handle) -> Result<Handle, String>;
+    fn close_event(&self, event: Handle);
+    fn wait_event(&self, stream: Handle, event: Handle) -> Result<(), String>;
+    fn event_done(&self, event: Handle) -> Result<bool, String>;
+    /// Milliseconds between two events that have happened; `None` where time means nothing.
+    fn event_ms(&self, from: Handle, to: Handle) -> Result<Option<f64>, String>;
+
+    /// The device's own form of the commands; `None` where replaying is enqueueing them.
     ///
     /// # Safety
-    /// As for [`Device::launch`], for every replay.
-    unsafe fn record(&self, launches: &[Launch]) -> Result<Option<Box<dyn Replay>>, DeviceError>;
+    /// As for `enqueue`, for every replay.
+    unsafe fn record(&self, commands: &[Command]) -> Result<Option<Handle>, DeviceError>;
+    fn replay(&self, stream: Handle, graph: Handle) -> Result<(), String>;
+    /// Waits for the device and forgets the graph.
+    fn close_graph(&self, graph: Handle);
+
     #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
     fn as_emulated(&self) -> Option<&emulated::Emulated> {
         None
     }
 }
 
-/// A graph in a device's own form.
-trait Replay: Send {
-    fn replay(&self) -> Result<(), String>;
-}
-
-/// Memory of a device. Cheap to clone: all clones are the same memory, freed with the last one.
-#[derive(Clone)]
-pub struct Buffer(Arc<Allocation>);
-
-struct Allocation {
-    device: Device,
-    name: String,
-    address: u64,
-    bytes: usize,
-    constant: bool,
-}
-
-/// One argument of a kernel.
-#[derive(Clone)]
-pub enum Argument {
-    /// The address of a byte of a buffer.
-    Pointer(Buffer, usize),
-    /// A 32-bit signed integer.
-    I32(i32),
-    /// A 32-bit unsigned integer.
-    U32(u32),
-    /// A 64-bit unsigned integer.
-    U64(u64),
-    /// An f32.
-    F32(f32),
-}
-
-/// One launch of a kernel, complete.
-#[derive(Clone)]
-pub struct Launch {
-    /// Name of the kernel in its .cu.
-    pub kernel: &'static str,
-    /// Blocks.
-    pub grid: [u32; 3],
-    /// Threads of a block.
-    pub block: u32,
-    /// Dynamic shared memory of a block in bytes.
-    pub shared_bytes: u32,
-    /// All blocks run at once and may wait for each other.
-    pub cooperative: bool,
-    /// In the order of the kernel's parameters.
-    pub arguments: Vec<Argument>,
-}
-
-/// Launches recorded once and replayed in order. What changes from replay to replay is read from device words.
-pub struct Graph {
-    // Before the launches, and so dropped before the buffers that they own.
-    recorded: Option<Box<dyn Replay>>,
-    device: Device,
-    launches: Vec<Launch>,
+/// Which kind of device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    /// The first supported GPU.
+    Cuda,
+    /// The emulator.
+    Emulated,
 }
 
 impl Device {
+    /// A device of that kind, with the kernels that were built into this program.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`], with what is missing and what to do.
+    pub fn open(backend: Backend) -> Result<Device, DeviceError> {
+        match backend {
+            Backend::Cuda => Device::gpu(),
+            #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
+            Backend::Emulated => Device::emulated(Emulation::default()),
+            #[cfg(not(all(feature = "emulator", target_arch = "x86_64")))]
+            Backend::Emulated => Err(DeviceError::Unavailable(
+                "this build has no emulator; build with `--features emulator` on x86-64 (it needs a C++ compiler)"
+                    .into(),
+            )),
+        }
+    }
+
+    /// The first supported GPU, with the machine code that was built into this program.
+    fn gpu() -> Result<Device, DeviceError> {
+        let devices = match probe() {
+            Probe::Available { devices, .. } => devices,
+            Probe::Unavailable { reason } => return Err(DeviceError::Unavailable(reason)),
+        };
+        let Some(device) = devices.iter().find(|d| d.supported()) else {
+            return Err(DeviceError::Unavailable("the NVIDIA driver reports no supported device".into()));
+        };
+        let (major, minor) = device.compute_capability;
+        let images = images::for_capability(major as u32, minor as u32)?;
+        Device::cuda(device.ordinal, &images)
+    }
+
     /// What this device is.
     pub fn properties(&self) -> Properties {
         self.0.properties()
     }
 
-    /// Memory that nobody has written yet. `name` is what errors call it.
-    pub fn allocate(&self, name: &str, bytes: usize) -> Result<Buffer, DeviceError> {
-        self.buffer(name, bytes, None)
-    }
-
-    /// Memory with contents that never change, such as weights.
-    pub fn constant(&self, name: &str, contents: &[u8]) -> Result<Buffer, DeviceError> {
-        self.buffer(name, contents.len(), Some(contents))
-    }
-
-    fn buffer(&self, name: &str, bytes: usize, contents: Option<&[u8]>) -> Result<Buffer, DeviceError> {
-        let address = self.0.allocate(name, bytes, contents);
-        let address = address.ok_or_else(|| DeviceError::Memory { name: name.into(), bytes })?;
-        let constant = contents.is_some();
-        Ok(Buffer(Arc::new(Allocation { device: self.clone(), name: name.into(), address, bytes, constant })))
+    fn same(&self, other: &Device) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(&other.0))
     }
 
     /// Runs one kernel and waits for it.
@@ -205,139 +222,10 @@ impl Device {
     /// The arguments are what the kernel's parameters are, in type and order, and every access that the kernel makes with them lies inside
     /// the buffers. Typed launches establish that from shapes; on a checked emulated device a mistake is an error all the same.
     pub unsafe fn launch(&self, launch: &Launch) -> Result<(), DeviceError> {
-        self.check(launch)?;
-        // SAFETY: the caller vouches for the arguments; the buffers are alive, since the launch owns references to them.
-        unsafe { self.0.launch(launch) }
-    }
-
-    /// What can be known of a launch before it runs.
-    fn check(&self, launch: &Launch) -> Result<(), DeviceError> {
-        let refuse = |reason: String| Err(DeviceError::Launch { launch: launch.describe(), reason });
-        let blocks: u64 = launch.grid.iter().map(|&n| u64::from(n)).product();
-        if blocks == 0 || blocks > u64::from(u32::MAX) || launch.block == 0 {
-            return refuse("a grid or a block without threads, or with too many".into());
-        }
-        if launch.shared_bytes > self.properties().shared_bytes {
-            return refuse(format!("a block has at most {} bytes of shared memory", self.properties().shared_bytes));
-        }
-        for argument in &launch.arguments {
-            if let Argument::Pointer(buffer, offset) = argument {
-                if !std::ptr::addr_eq(Arc::as_ptr(&buffer.0.device.0), Arc::as_ptr(&self.0)) {
-                    return refuse(format!("buffer {} belongs to another device", buffer.name()));
-                }
-                if *offset > buffer.bytes() {
-                    return refuse(format!("offset {offset} is past the end of buffer {}", buffer.name()));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Records launches, to be replayed in this order.
-    ///
-    /// # Safety
-    /// As for [`Device::launch`], for every launch and every replay.
-    pub unsafe fn record(&self, launches: Vec<Launch>) -> Result<Graph, DeviceError> {
-        launches.iter().try_for_each(|launch| self.check(launch))?;
-        // SAFETY: the caller vouches for every replay; the graph owns the launches, and they the buffers.
-        let recorded = unsafe { self.0.record(&launches) }?;
-        Ok(Graph { recorded, device: self.clone(), launches })
-    }
-}
-
-impl Buffer {
-    /// What errors call it.
-    pub fn name(&self) -> &str {
-        &self.0.name
-    }
-
-    /// Size in bytes.
-    pub fn bytes(&self) -> usize {
-        self.0.bytes
-    }
-
-    /// This buffer from byte `offset` on, as an argument.
-    pub fn at(&self, offset: usize) -> Argument {
-        Argument::Pointer(self.clone(), offset)
-    }
-
-    fn check(&self, offset: usize, bytes: usize, verb: &'static str) -> Result<(), DeviceError> {
-        let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.0.bytes);
-        if fits && !(self.0.constant && verb == "written") {
-            return Ok(());
-        }
-        let Allocation { name, bytes: size, constant, .. } = &*self.0;
-        Err(DeviceError::Range { name: name.clone(), size: *size, constant: *constant, offset, bytes, verb })
-    }
-
-    fn failed(&self, reason: String) -> DeviceError {
-        DeviceError::Copy { name: self.name().into(), reason }
-    }
-
-    /// Copies bytes to the device.
-    pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), DeviceError> {
-        self.check(offset, from.len(), "written")?;
-        let done = self.0.device.0.write(self.0.address + offset as u64, from);
-        done.map_err(|reason| self.failed(reason))
-    }
-
-    /// Sets every byte.
-    pub fn fill(&self, byte: u8) -> Result<(), DeviceError> {
-        self.check(0, self.0.bytes, "written")?;
-        let done = self.0.device.0.fill(self.0.address, byte, self.0.bytes);
-        done.map_err(|reason| self.failed(reason))
-    }
-
-    /// Copies bytes from the device.
-    pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), DeviceError> {
-        self.check(offset, to.len(), "read")?;
-        let done = self.0.device.0.read(self.0.address + offset as u64, to);
-        done.map_err(|reason| self.failed(reason))
-    }
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        self.device.0.release(self.address);
-    }
-}
-
-impl Argument {
-    /// The parameter's bytes, and how many of them count.
-    fn to_bytes(&self) -> ([u8; 8], u32) {
-        let four = |b: [u8; 4]| ([b[0], b[1], b[2], b[3], 0, 0, 0, 0], 4);
-        match self {
-            Argument::Pointer(buffer, offset) => ((buffer.0.address + *offset as u64).to_le_bytes(), 8),
-            Argument::U64(v) => (v.to_le_bytes(), 8),
-            Argument::I32(v) => four(v.to_le_bytes()),
-            Argument::U32(v) => four(v.to_le_bytes()),
-            Argument::F32(v) => four(v.to_le_bytes()),
-        }
-    }
-}
-
-impl Launch {
-    fn describe(&self) -> String {
-        let [x, y, z] = self.grid;
-        format!("{}<<<({x}, {y}, {z}), {}, {} bytes shared>>>", self.kernel, self.block, self.shared_bytes)
-    }
-}
-
-impl Graph {
-    /// How many launches one replay is.
-    pub fn launches(&self) -> usize {
-        self.launches.len()
-    }
-
-    /// Runs the launches in order and waits for the last.
-    pub fn replay(&self) -> Result<(), DeviceError> {
-        match &self.recorded {
-            Some(recorded) => recorded.replay().map_err(|reason| DeviceError::Launch {
-                launch: format!("a graph of {} launches", self.launches.len()),
-                reason,
-            }),
-            // SAFETY: vouched for when they were recorded.
-            None => self.launches.iter().try_for_each(|launch| unsafe { self.device.launch(launch) }),
-        }
+        let command = Command::Launch(launch.clone());
+        command.check(self)?;
+        // SAFETY: the caller vouches for the arguments; the buffers are alive, since the command owns references to them.
+        unsafe { self.0.enqueue(0, &command) }?;
+        self.0.wait(0).map_err(|reason| DeviceError::Launch { launch: command.describe(), reason })
     }
 }

@@ -362,7 +362,10 @@ fn launches_that_do_not_fit_are_refused_by_name() {
             other => panic!("{other:?}"),
         }
     };
-    assert!(refused(&|l| l.kernel = "none").contains("none<<<(1, 1, 1), 128, 16 bytes shared>>>: no such kernel"));
+    assert!(
+        refused(&|l| l.kernel = "none")
+            .contains("none<<<(1, 1, 1), 128, 16 bytes shared>>>(x[512], y[8], 0): no such kernel")
+    );
     assert!(refused(&|l| l.arguments.truncate(2)).contains("other arguments"));
     assert!(refused(&|l| l.arguments[2] = Argument::U64(0)).contains("other arguments"));
     assert!(refused(&|l| l.block = 256).contains("launch bound"));

@@ -6,11 +6,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{Argument, Buffer, Device, DeviceError, Driver, Launch, Properties, Replay, SHARED_BYTES};
+use super::{Argument, Buffer, Command, Device, DeviceError, Driver, Handle, Launch, Properties, SHARED_BYTES};
+
+/// L2 cache of an A10G.
+const L2_BYTES: usize = 6 << 20;
 
 /// The C side's device.
 #[repr(C)]
-struct Handle {
+struct Machine {
     _private: [u8; 0],
 }
 
@@ -32,21 +35,21 @@ struct RawLaunch {
 // Declared in kernels/emulator/abi.cpp, which says what each does.
 unsafe extern "C" {
     safe fn emulator_supported() -> c_int;
-    safe fn emulator_new() -> *mut Handle;
-    fn emulator_free(device: *mut Handle);
+    safe fn emulator_new() -> *mut Machine;
+    fn emulator_free(device: *mut Machine);
     fn emulator_allocate(
-        device: *mut Handle,
+        device: *mut Machine,
         bytes: usize,
         name: *const c_char,
         constant: *const c_void,
     ) -> *mut c_char;
-    fn emulator_release(device: *mut Handle, data: *mut c_char) -> c_int;
-    fn emulator_write(device: *mut Handle, at: *mut c_char, from: *const c_void, bytes: usize) -> c_int;
-    fn emulator_fill(device: *mut Handle, at: *mut c_char, byte: c_int, bytes: usize) -> c_int;
-    fn emulator_read(device: *mut Handle, at: *const c_char, to: *mut c_void, bytes: usize) -> c_int;
-    fn emulator_launch(device: *mut Handle, launch: *const RawLaunch, counts: *mut Counts) -> c_int;
-    fn emulator_report(device: *mut Handle) -> *const c_char;
-    fn emulator_traffic(device: *mut Handle, data: *const c_char, read: *mut u64, written: *mut u64) -> c_int;
+    fn emulator_release(device: *mut Machine, data: *mut c_char) -> c_int;
+    fn emulator_write(device: *mut Machine, at: *mut c_char, from: *const c_void, bytes: usize) -> c_int;
+    fn emulator_fill(device: *mut Machine, at: *mut c_char, byte: c_int, bytes: usize) -> c_int;
+    fn emulator_read(device: *mut Machine, at: *const c_char, to: *mut c_void, bytes: usize) -> c_int;
+    fn emulator_launch(device: *mut Machine, launch: *const RawLaunch, counts: *mut Counts) -> c_int;
+    fn emulator_report(device: *mut Machine) -> *const c_char;
+    fn emulator_traffic(device: *mut Machine, data: *const c_char, read: *mut u64, written: *mut u64) -> c_int;
 }
 
 /// How an emulated device runs kernels.
@@ -99,7 +102,7 @@ pub struct Traffic {
 pub(super) struct Emulated(Mutex<State>);
 
 struct State {
-    handle: NonNull<Handle>,
+    handle: NonNull<Machine>,
     emulation: Emulation,
     counts: Counts,
 }
@@ -157,59 +160,9 @@ impl Emulated {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-/// What the C side says of a copy: it checks ranges once more.
-fn accepted(done: c_int) -> Result<(), String> {
-    if done != 0 { Ok(()) } else { Err("the emulator has no such range".into()) }
-}
-
-impl Driver for Emulated {
-    fn properties(&self) -> Properties {
-        Properties {
-            name: "emulator".into(),
-            multiprocessors: self.state().emulation.multiprocessors,
-            shared_bytes: SHARED_BYTES,
-            emulated: true,
-        }
-    }
-
-    fn allocate(&self, name: &str, bytes: usize, contents: Option<&[u8]>) -> Option<u64> {
-        let name = CString::new(name.replace('\0', "?")).ok()?;
-        let contents = contents.map_or(null(), |c| c.as_ptr().cast());
-        // SAFETY: the name is copied; `contents`, where there are any, are `bytes` long.
-        let data = unsafe { emulator_allocate(self.state().handle.as_ptr(), bytes, name.as_ptr(), contents) };
-        (!data.is_null()).then_some(data as u64)
-    }
-
-    fn release(&self, address: u64) {
-        // SAFETY: releases what `allocate` gave; the C side checks that.
-        unsafe { emulator_release(self.state().handle.as_ptr(), address as *mut c_char) };
-    }
-
-    fn write(&self, address: u64, from: &[u8]) -> Result<(), String> {
-        // SAFETY: the range lies in a live buffer that may be written, checked by the caller and again on the C side.
-        let done = unsafe {
-            emulator_write(self.state().handle.as_ptr(), address as *mut c_char, from.as_ptr().cast(), from.len())
-        };
-        accepted(done)
-    }
-
-    fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<(), String> {
-        // SAFETY: as for `write`.
-        let done =
-            unsafe { emulator_fill(self.state().handle.as_ptr(), address as *mut c_char, c_int::from(byte), bytes) };
-        accepted(done)
-    }
-
-    fn read(&self, address: u64, to: &mut [u8]) -> Result<(), String> {
-        // SAFETY: as for `write`.
-        let done = unsafe {
-            emulator_read(self.state().handle.as_ptr(), address as *const c_char, to.as_mut_ptr().cast(), to.len())
-        };
-        accepted(done)
-    }
-
+    /// # Safety
+    /// As for [`Device::launch`].
     unsafe fn launch(&self, launch: &Launch) -> Result<(), DeviceError> {
         // Every argument as the bytes that the kernel's parameter has.
         let values: Vec<([u8; 8], u32)> = launch.arguments.iter().map(Argument::to_bytes).collect();
@@ -249,10 +202,123 @@ impl Driver for Emulated {
             }
         }
     }
+}
 
-    unsafe fn record(&self, _launches: &[Launch]) -> Result<Option<Box<dyn Replay>>, DeviceError> {
+/// What the C side says of a copy: it checks ranges once more.
+fn accepted(done: c_int) -> Result<(), String> {
+    if done != 0 { Ok(()) } else { Err("the emulator has no such range".into()) }
+}
+
+impl Driver for Emulated {
+    fn properties(&self) -> Properties {
+        Properties {
+            name: "emulator".into(),
+            compute_capability: None,
+            multiprocessors: self.state().emulation.multiprocessors,
+            shared_bytes: SHARED_BYTES,
+            l2_bytes: L2_BYTES,
+            memory_bytes: None,
+            driver: None,
+            emulated: true,
+        }
+    }
+
+    fn allocate(&self, name: &str, bytes: usize, contents: Option<&[u8]>) -> Option<u64> {
+        let name = CString::new(name.replace('\0', "?")).ok()?;
+        let contents = contents.map_or(null(), |c| c.as_ptr().cast());
+        // SAFETY: the name is copied; `contents`, where there are any, are `bytes` long.
+        let data = unsafe { emulator_allocate(self.state().handle.as_ptr(), bytes, name.as_ptr(), contents) };
+        (!data.is_null()).then_some(data as u64)
+    }
+
+    fn allocate_pinned(&self, name: &str, bytes: usize) -> Option<(u64, *mut u32)> {
+        // All of it is the host's memory.
+        let address = self.allocate(name, bytes, None)?;
+        self.fill(address, 0, bytes).ok()?;
+        Some((address, address as *mut u32))
+    }
+
+    fn release(&self, address: u64, _host: Option<*mut u32>) {
+        // SAFETY: releases what `allocate` gave; the C side checks that.
+        unsafe { emulator_release(self.state().handle.as_ptr(), address as *mut c_char) };
+    }
+
+    fn write(&self, address: u64, from: &[u8]) -> Result<(), String> {
+        // SAFETY: the range lies in a live buffer that may be written, checked by the caller and again on the C side.
+        let done = unsafe {
+            emulator_write(self.state().handle.as_ptr(), address as *mut c_char, from.as_ptr().cast(), from.len())
+        };
+        accepted(done)
+    }
+
+    fn fill(&self, address: u64, byte: u8, bytes: usize) -> Result<(), String> {
+        // SAFETY: as for `write`.
+        let done =
+            unsafe { emulator_fill(self.state().handle.as_ptr(), address as *mut c_char, c_int::from(byte), bytes) };
+        accepted(done)
+    }
+
+    fn read(&self, address: u64, to: &mut [u8]) -> Result<(), String> {
+        // SAFETY: as for `write`.
+        let done = unsafe {
+            emulator_read(self.state().handle.as_ptr(), address as *const c_char, to.as_mut_ptr().cast(), to.len())
+        };
+        accepted(done)
+    }
+
+    fn open_stream(&self) -> Result<Handle, String> {
+        Ok(0)
+    }
+
+    fn close_stream(&self, _stream: Handle) {}
+
+    unsafe fn enqueue(&self, _stream: Handle, command: &Command) -> Result<(), DeviceError> {
+        let done = match command {
+            // SAFETY: passed on.
+            Command::Launch(launch) => return unsafe { self.launch(launch) },
+            Command::Fill { buffer, offset, bytes, byte } => {
+                self.fill(buffer.0.address + *offset as u64, *byte, *bytes)
+            }
+            Command::Copy { from, from_offset, to, to_offset, bytes } => {
+                let mut through = vec![0; *bytes];
+                self.read(from.0.address + *from_offset as u64, &mut through)
+                    .and_then(|()| self.write(to.0.address + *to_offset as u64, &through))
+            }
+        };
+        done.map_err(|reason| DeviceError::Launch { launch: command.describe(), reason })
+    }
+
+    fn wait(&self, _stream: Handle) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn record_event(&self, _stream: Handle) -> Result<Handle, String> {
+        Ok(0)
+    }
+
+    fn close_event(&self, _event: Handle) {}
+
+    fn wait_event(&self, _stream: Handle, _event: Handle) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn event_done(&self, _event: Handle) -> Result<bool, String> {
+        Ok(true)
+    }
+
+    fn event_ms(&self, _from: Handle, _to: Handle) -> Result<Option<f64>, String> {
         Ok(None)
     }
+
+    unsafe fn record(&self, _commands: &[Command]) -> Result<Option<Handle>, DeviceError> {
+        Ok(None)
+    }
+
+    fn replay(&self, _stream: Handle, _graph: Handle) -> Result<(), String> {
+        Err("an emulated graph is its commands".into())
+    }
+
+    fn close_graph(&self, _graph: Handle) {}
 
     fn as_emulated(&self) -> Option<&Emulated> {
         Some(self)

@@ -1,0 +1,106 @@
+//! The machine code that was built into this program: every family of `kernels/` for every architecture, compressed.
+//!
+//! With the feature `cuda` the build takes the folder that `kernels/build.py --out` filled, named by `CHIKU_CUBINS`. Without it there is none.
+
+use super::DeviceError;
+
+/// What an image runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Target {
+    /// PTX of compute capability major * 10 + minor, which a driver of CUDA 12.4 or later compiles for any later GPU.
+    Ptx(u32),
+    /// A cubin for that capability and later ones of the same major number.
+    Sm(u32),
+}
+
+/// One family's kernels for one target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Image {
+    /// Name of the .cu without its ending.
+    pub family: &'static str,
+    /// What it runs on.
+    pub target: Target,
+    compressed: &'static [u8],
+}
+
+#[cfg(feature = "cuda")]
+include!(concat!(env!("OUT_DIR"), "/images.rs"));
+#[cfg(not(feature = "cuda"))]
+const IMAGES: &[Image] = &[];
+
+/// All that there are, by family and target; none in a build without the feature `cuda`.
+pub fn images() -> &'static [Image] {
+    IMAGES
+}
+
+impl Image {
+    /// The image as the driver takes it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] where the program itself is damaged.
+    pub fn bytes(&self) -> Result<Vec<u8>, DeviceError> {
+        #[cfg(feature = "cuda")]
+        let bytes = lz4_flex::decompress_size_prepended(self.compressed).map_err(|e| e.to_string());
+        #[cfg(not(feature = "cuda"))]
+        let bytes = Err::<Vec<u8>, String>(format!("{} bytes that cannot be unpacked", self.compressed.len()));
+        bytes.map_err(|e| DeviceError::Unavailable(format!("the image of {} in this program: {e}", self.family)))
+    }
+}
+
+/// The target that serves a GPU best, of those that there are.
+fn best(targets: impl Iterator<Item = Target>, major: u32, minor: u32) -> Option<Target> {
+    let capability = major * 10 + minor;
+    targets
+        .filter(|target| match *target {
+            Target::Sm(sm) => sm / 10 == major && sm <= capability,
+            Target::Ptx(compute) => compute <= capability,
+        })
+        .max()
+}
+
+/// Every family's image for a GPU of that compute capability.
+pub(super) fn for_capability(major: u32, minor: u32) -> Result<Vec<Vec<u8>>, DeviceError> {
+    if IMAGES.is_empty() {
+        return Err(DeviceError::Unavailable(
+            "this build has no code for a GPU; build with `--features cuda` (README.md, \"On an A10G\")".into(),
+        ));
+    }
+    let Some(target) = best(IMAGES.iter().map(|i| i.target), major, minor) else {
+        return Err(DeviceError::Unavailable(format!("this build has no code that runs on sm_{major}{minor}")));
+    };
+    IMAGES.iter().filter(|i| i.target == target).map(Image::bytes).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_gets_the_latest_code_that_runs_on_it() {
+        let all = [Target::Sm(80), Target::Sm(86), Target::Sm(90), Target::Ptx(80)];
+        let best = |major, minor| best(all.into_iter(), major, minor);
+        assert_eq!(best(8, 0), Some(Target::Sm(80)));
+        assert_eq!(best(8, 6), Some(Target::Sm(86)));
+        assert_eq!(best(8, 9), Some(Target::Sm(86)));
+        assert_eq!(best(9, 0), Some(Target::Sm(90)));
+        assert_eq!(best(12, 0), Some(Target::Ptx(80)));
+        assert_eq!(best(7, 5), None);
+    }
+
+    #[test]
+    fn every_family_is_there_for_every_target_or_none_is() {
+        let mut families: Vec<&str> = images().iter().map(|i| i.family).collect();
+        families.dedup();
+        assert_eq!(cfg!(feature = "cuda"), !families.is_empty());
+        assert_eq!(images().len(), families.len() * 4);
+        for image in images() {
+            let bytes = image.bytes().unwrap();
+            match image.target {
+                Target::Sm(_) => assert_eq!(&bytes[..4], b"\x7fELF", "{image:?}"),
+                Target::Ptx(_) => {
+                    assert!(String::from_utf8(bytes).unwrap().contains(".target sm_80"), "{}", image.family)
+                }
+            }
+        }
+    }
+}
