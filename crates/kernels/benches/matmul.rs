@@ -14,14 +14,14 @@ const WIDTHS: [usize; 6] = [1, 2, 4, 8, 16, 64];
 
 fn main() {
     println!(
-        "{:>10} {:>6} {:>14} {:>4} {:>10} {:>10} {:>12} {:>9}",
+        "{:>26} {:>6} {:>14} {:>4} {:>10} {:>10} {:>12} {:>9}",
         "isa", "format", "shape", "M", "min ms", "median", "GFMA/s (min)", "of M = 1"
     );
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a pool of one thread");
     pool.install(|| {
         // The MLP of E4B in both directions: k = 2560 fits the L1 cache for a few rows, k = 10240 does not.
         for (rows, cols) in [(10240, 2560), (2560, 10240)] {
-            for isa in [Isa::best(), Isa::portable()] {
+            for isa in [Isa::best(), Isa::best().with_int8_activations(), Isa::portable()] {
                 let scales = half::bf16::from_f32(0.01).to_le_bytes().repeat(rows * cols / 128);
                 for bits in Bits::ALL {
                     let bytes = rows * bits.words(cols) * 4;
@@ -62,7 +62,7 @@ fn measure(isa: Isa, format: &str, w: &Matrix<&[u8]>) {
         let rate = (m * w.rows() * w.cols()) as f64 / min / 1e9;
         let shape = format!("{}x{}", w.rows(), w.cols());
         println!(
-            "{:>10} {format:>6} {shape:>14} {m:>4} {:>10.2} {:>10.2} {rate:>12.2} {:>9.2}",
+            "{:>26} {format:>6} {shape:>14} {m:>4} {:>10.2} {:>10.2} {rate:>12.2} {:>9.2}",
             isa.name(),
             min * 1e3,
             median * 1e3,

@@ -1,8 +1,8 @@
 //! `cargo bench -p runtime --bench speculate`: what a verify pass costs relative to one row, chain (8 rows) and star (16 rows), on nano
 //! and at the width of E4B, int4 both.
 //!
-//! This is about time; what a draft yields is `chiku bench acceptance`. Passes of
-//! all widths take turns, medians are printed, raw samples are written as JSON.
+//! This is about time; what a draft yields is `chiku bench acceptance`. Passes of all widths and of both precisions take turns, medians are
+//! printed, raw samples are written as JSON.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -14,7 +14,7 @@ use bake::synth::{Shape as SynthShape, SynthOptions};
 use bake::{Context, Strategy};
 use runtime::checkpoint::Checkpoint;
 use runtime::speculate::{Branch, Shape};
-use runtime::{Engine, EngineOptions, Model};
+use runtime::{Engine, EngineOptions, Model, Precision};
 use serde_json::json;
 
 /// Timed rounds; one more warms up.
@@ -57,34 +57,48 @@ fn main() {
 fn measure(name: &str, dir: &Path, shapes: &[(&str, Shape)]) -> serde_json::Value {
     let model = Arc::new(Model::load(Checkpoint::open(dir).expect("it opens")).expect("it loads"));
     let vocab = model.config().vocab_size as u32;
-    let mut engine = Engine::new(model, &EngineOptions::default()).expect("an engine");
     let tokens: Vec<u32> = (0..CONTEXT as u32 + 16).map(|i| i * 7919 % vocab).collect();
-    engine.extend(&tokens[..CONTEXT], 0..0).expect("prefill");
-    let mut samples = vec![Vec::new(); shapes.len()];
+    let precisions = [Precision::Native, Precision::Int8];
+    let mut engines = precisions.map(|precision| {
+        let options = EngineOptions { precision, ..Default::default() };
+        let mut engine = Engine::new(model.clone(), &options).expect("an engine");
+        engine.extend(&tokens[..CONTEXT], 0..0).expect("prefill");
+        engine
+    });
+    let mut samples = precisions.map(|_| vec![Vec::new(); shapes.len()]);
     for round in 0..=ROUNDS {
-        for (samples, (_, shape)) in samples.iter_mut().zip(shapes) {
-            let chain = &tokens[CONTEXT..CONTEXT + 1 + shape.depth()];
-            let branches: Vec<Branch> = (1..=shape.depth())
-                .flat_map(|depth| (0..shape.branches(depth)).map(move |b| Branch { depth, token: 1 + b as u32 }))
-                .collect();
-            let started = Instant::now();
-            black_box(engine.verify(chain, &branches).expect("a pass"));
-            let elapsed = started.elapsed().as_secs_f64();
-            engine.settle(CONTEXT, None);
-            if round > 0 {
-                samples.push(elapsed);
+        for (engine, samples) in engines.iter_mut().zip(&mut samples) {
+            for (samples, (_, shape)) in samples.iter_mut().zip(shapes) {
+                let chain = &tokens[CONTEXT..CONTEXT + 1 + shape.depth()];
+                let branches: Vec<Branch> = (1..=shape.depth())
+                    .flat_map(|depth| (0..shape.branches(depth)).map(move |b| Branch { depth, token: 1 + b as u32 }))
+                    .collect();
+                let started = Instant::now();
+                black_box(engine.verify(chain, &branches).expect("a pass"));
+                let elapsed = started.elapsed().as_secs_f64();
+                engine.settle(CONTEXT, None);
+                if round > 0 {
+                    samples.push(elapsed);
+                }
             }
         }
     }
-    println!("\n{name}; {} threads, {}, context {CONTEXT}", engine.threads(), engine.isa());
-    println!("{:>16} {:>5} {:>12} {:>10}", "shape", "rows", "ms (median)", "of one row");
-    let first = median(&samples[0]);
-    for (samples, (name, shape)) in samples.iter().zip(shapes) {
-        let s = median(samples);
-        println!("{name:>16} {:>5} {:>12.3} {:>10.2}", shape.rows(), s * 1e3, s / first);
-    }
     let rows: Vec<usize> = shapes.iter().map(|s| s.1.rows()).collect();
-    json!({"kind": "measured", "model": name, "rows": rows, "pass_s": samples, "threads": engine.threads(), "isa": engine.isa()})
+    let mut records = Vec::new();
+    for ((engine, samples), precision) in engines.iter().zip(&samples).zip(precisions) {
+        let (precision, threads, isa) = (precision.as_str(), engine.threads(), engine.isa());
+        println!("\n{name}; precision {precision}; {threads} threads, {isa}, context {CONTEXT}");
+        println!("{:>16} {:>5} {:>12} {:>10}", "shape", "rows", "ms (median)", "of one row");
+        let first = median(&samples[0]);
+        for (samples, (name, shape)) in samples.iter().zip(shapes) {
+            let s = median(samples);
+            println!("{name:>16} {:>5} {:>12.3} {:>10.2}", shape.rows(), s * 1e3, s / first);
+        }
+        records.push(json!({
+            "kind": "measured", "model": name, "precision": precision, "rows": rows, "pass_s": samples, "threads": threads, "isa": isa,
+        }));
+    }
+    json!(records)
 }
 
 fn median(samples: &[f64]) -> f64 {

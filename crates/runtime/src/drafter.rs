@@ -30,7 +30,7 @@ pub struct Draft {
 }
 
 /// Proposes continuations.
-pub trait Drafter {
+pub trait Drafter: Send {
     /// Name in reports.
     fn name(&self) -> &'static str;
 

@@ -20,14 +20,21 @@ pub enum Precision {
     /// The fastest code for this machine: packed weights, f32 activations and cache, AVX2 where there is some.
     #[default]
     Native,
+    /// [`Precision::Native`] with activations rounded to int8 where they meet packed weights ([`kernels::cpu`]): the fastest for several
+    /// rows at a time, the same bits on every processor's products, and another rounding than the GPU's.
+    Int8,
 }
 
 impl Precision {
+    /// All there are.
+    pub const ALL: [Precision; 3] = [Precision::F32, Precision::Native, Precision::Int8];
+
     /// Name on the command line.
     pub fn as_str(self) -> &'static str {
         match self {
             Precision::F32 => "f32",
             Precision::Native => "native",
+            Precision::Int8 => "int8",
         }
     }
 
@@ -35,6 +42,7 @@ impl Precision {
         match self {
             Precision::F32 => Isa::portable(),
             Precision::Native => Isa::best(),
+            Precision::Int8 => Isa::best().with_int8_activations(),
         }
     }
 }
@@ -54,7 +62,7 @@ pub struct EngineOptions {
 pub struct Engine {
     model: Arc<Model>,
     isa: Isa,
-    pool: rayon::ThreadPool,
+    pool: Arc<rayon::ThreadPool>,
     kv: KvCache,
     context: usize,
 }
@@ -75,7 +83,7 @@ impl Engine {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build();
         let pool = pool.map_err(|e| Error::Threads { threads: options.threads, message: e.to_string() })?;
         let kv = KvCache::new(model.config());
-        Ok(Engine { model, isa, pool, kv, context })
+        Ok(Engine { model, isa, pool: Arc::new(pool), kv, context })
     }
 
     /// The model.
@@ -194,6 +202,13 @@ impl Engine {
             positions,
             hidden_size: self.model.config().hidden_size,
         })
+    }
+
+    /// Runs work that calls the engine many times on the engine's own threads. From any other thread, every call wakes one of them and
+    /// sleeps until it answers, which for a small model takes longer than the pass.
+    pub fn on_its_threads<T: Send>(&mut self, work: impl FnOnce(&mut Engine) -> T + Send) -> T {
+        let pool = self.pool.clone();
+        pool.install(|| work(self))
     }
 
     /// Runs `work` on this engine's threads.

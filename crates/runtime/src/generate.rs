@@ -100,6 +100,15 @@ pub fn greedy(
     engine: &mut Engine,
     prompt: &[u32],
     options: &GenerateOptions,
+    on_token: impl FnMut(u32) -> ControlFlow<()> + Send,
+) -> Result<Generation> {
+    engine.on_its_threads(|engine| decode(engine, prompt, options, on_token))
+}
+
+fn decode(
+    engine: &mut Engine,
+    prompt: &[u32],
+    options: &GenerateOptions,
     mut on_token: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Generation> {
     engine.reset();

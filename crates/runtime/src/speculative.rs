@@ -69,17 +69,29 @@ pub fn speculative(
     prompt: &[u32],
     shape: &Shape,
     options: &GenerateOptions,
-    on_token: impl FnMut(u32) -> ControlFlow<()>,
+    on_token: impl FnMut(u32) -> ControlFlow<()> + Send,
 ) -> Result<(Generation, Speculation)> {
     speculative_observed(engine, drafter, prompt, shape, options, on_token, &mut |_, _| {})
 }
 
 /// Sees the logits that each token was chosen from: its index in the output, and a row of `[head rows]`. Tokens that are then cut
 /// off at a stop token or a limit are shown, too.
-pub type LogitObserver<'a> = dyn FnMut(usize, &[f32]) + 'a;
+pub type LogitObserver<'a> = dyn FnMut(usize, &[f32]) + Send + 'a;
 
 /// [`speculative`] that shows the logits behind every decision.
 pub fn speculative_observed(
+    engine: &mut Engine,
+    drafter: &mut dyn Drafter,
+    prompt: &[u32],
+    shape: &Shape,
+    options: &GenerateOptions,
+    on_token: impl FnMut(u32) -> ControlFlow<()> + Send,
+    observe: &mut LogitObserver,
+) -> Result<(Generation, Speculation)> {
+    engine.on_its_threads(|engine| decode(engine, drafter, prompt, shape, options, on_token, observe))
+}
+
+fn decode(
     engine: &mut Engine,
     drafter: &mut dyn Drafter,
     prompt: &[u32],

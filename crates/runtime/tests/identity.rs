@@ -139,10 +139,12 @@ fn check(targets: &[&str], count: usize, tokens: usize, shapes: &[Shape], thread
     for target in targets {
         let model = model(target);
         let prompts = prompts(target, &model, count);
-        for precision in [Precision::F32, Precision::Native] {
+        // Where no weights are packed, int8 is native.
+        let packed = model.config().quantization.is_some();
+        for precision in Precision::ALL.into_iter().filter(|p| *p != Precision::Int8 || packed) {
             let mut engine = Engine::new(model.clone(), &EngineOptions { precision, threads, context: None }).unwrap();
             for (p, prompt) in prompts.iter().enumerate() {
-                let truth = plain(&mut engine, prompt, tokens);
+                let truth = engine.on_its_threads(|engine| plain(engine, prompt, tokens));
                 for (s, shape) in shapes.iter().enumerate() {
                     let mut drafter = drafter(target, &model, &truth, prompt, (p * 100 + s) as u64);
                     let found = difference(&mut engine, &mut *drafter, prompt, shape, &truth);

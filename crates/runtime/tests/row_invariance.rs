@@ -45,7 +45,7 @@ fn on_threads(target: &str, precision: Precision, threads: usize) -> Engine {
 #[test]
 fn any_number_of_rows_gives_the_same_bits() {
     for (target, count) in [("nano", 520), ("11_e4b_like_sharded", 150), ("09b_int4_pruned_head", 150)] {
-        for precision in [Precision::F32, Precision::Native] {
+        for precision in Precision::ALL {
             let mut engine = on_threads(target, precision, 2);
             let tokens = tokens(count, engine.model().config().vocab_size);
             let alone = bits(&mut engine, &tokens, &[1]);
@@ -60,7 +60,7 @@ fn any_number_of_rows_gives_the_same_bits() {
 
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
-    for precision in [Precision::F32, Precision::Native] {
+    for precision in Precision::ALL {
         let mut engine = on_threads("nano", precision, 1);
         let tokens = tokens(200, engine.model().config().vocab_size);
         let one = bits(&mut engine, &tokens, &[64]);
@@ -81,7 +81,7 @@ fn any_number_of_rows_gives_the_same_bits_at_every_width() {
             let options = QuantizeOptions { bits: width, strategy, head: strategy, ..Default::default() };
             bake::quantize::run(&nano, &out, &options, &bake::Context::quiet()).unwrap();
             let model = Arc::new(Model::load(Checkpoint::open(&out).unwrap()).unwrap());
-            for precision in [Precision::F32, Precision::Native] {
+            for precision in Precision::ALL {
                 let engine = |threads| Engine::new(model.clone(), &EngineOptions { precision, threads, context: None });
                 let tokens = tokens(40, model.config().vocab_size);
                 let alone = bits(&mut engine(1).unwrap(), &tokens, &[1]);

@@ -105,7 +105,7 @@ pub fn attend(
     own: Option<(&[f32], &[f32])>,
     out: &mut [f32],
 ) {
-    match isa.0 {
+    match isa.kind {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `Kind::Avx2` is only made by `Isa::best`, after the processor said that it has AVX2 and FMA.
         Kind::Avx2 => unsafe { avx2::attend(query, kv, head, visible, own, out) },

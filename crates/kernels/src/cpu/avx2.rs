@@ -18,8 +18,9 @@ use crate::SEGMENT;
 use crate::packing::Bits;
 
 mod format;
+pub(super) mod int8;
 
-use format::{Dense, Format, Packed};
+use format::{Dense, Format, Packed, prefetch_lines};
 
 /// Most rows that the register kernel takes: its accumulators must fit the 16 registers beside the weights.
 const NARROW: usize = 4;

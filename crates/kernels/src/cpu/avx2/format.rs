@@ -162,7 +162,7 @@ fn shifted(word: i32, distances: __m256i, mask: i32) -> __m256i {
 
 /// Prefetches the cache lines of `bytes` bytes.
 #[inline(always)]
-fn prefetch_lines(at: *const u8, bytes: usize) {
+pub(super) fn prefetch_lines(at: *const u8, bytes: usize) {
     for line in (0..bytes).step_by(64) {
         // SAFETY: a prefetch reads nothing and may name any address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast()) };

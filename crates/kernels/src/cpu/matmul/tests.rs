@@ -123,16 +123,20 @@ fn company_matters(isa: Isa, w: &Weights, x: &[f32]) -> bool {
     together != alone || reversed.iter().rev().ne(alone.iter())
 }
 
+/// All there are.
+fn isas() -> Vec<Isa> {
+    [Isa::portable(), Isa::best()].into_iter().flat_map(|isa| [isa, isa.with_int8_activations()]).collect()
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     /// Row invariance: a row alone, among others, in any order, on any number of threads.
     #[test]
     fn a_row_has_the_same_bits_in_any_company(
-        format in prop::sample::select(&FORMATS[..]), best: bool, rows in 1usize..40, cols in 1usize..400,
+        format in prop::sample::select(&FORMATS[..]), isa in prop::sample::select(isas()), rows in 1usize..40, cols in 1usize..400,
         group in prop::sample::select(vec![8usize, 32, 128, 1 << 20]), m_rows in 1usize..40, threads in 1usize..4, seed: u64,
     ) {
-        let isa = if best { Isa::best() } else { Isa::portable() };
         let w = Weights::random(format, rows, cols, group, seed);
         let x = activations(m_rows, cols, seed ^ 1);
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -166,4 +170,82 @@ fn threads_share_a_large_product_without_changing_a_bit() {
 fn empty_shapes_do_nothing() {
     let w = Weights::random(Format::F32, 4, 8, 8, 1);
     assert!(product(Isa::best(), &w, &[]).is_empty());
+}
+
+/// Activations as int8 products see them, by the formula in the docs of `int8`. Which way a tie goes is decided in f32.
+fn rounded(x: &[f32]) -> Vec<f64> {
+    x.chunks(64)
+        .flat_map(|block| {
+            let largest = block.iter().fold(0.0f32, |a, v| a.max(v.abs()));
+            let steps = if largest == 0.0 { 0.0 } else { 127.0 / largest };
+            block.iter().map(move |v| f64::from((v * steps).round_ties_even()) * f64::from(largest / 127.0))
+        })
+        .collect()
+}
+
+#[test]
+fn int8_products_are_those_of_the_rounded_activations_on_both_instruction_sets() {
+    for bits in Bits::ALL {
+        for (rows, cols, group) in [(5, 256, 32), (9, 1000, 128), (3, 24, 8), (11, 320, 40), (4, 21, 21), (7, 130, 130)]
+        {
+            let w = Weights::random(Format::Packed(bits), rows, cols, group, 7);
+            for m_rows in [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 70] {
+                let mut x = activations(m_rows, cols, 8);
+                // The extremes of a block, and a block of zeros.
+                (x[0], x[1]) = (-1.0, 1.0);
+                x[cols - cols % 64..cols].fill(0.0);
+                let isa = Isa::best().with_int8_activations();
+                let y = product(isa, &w, &x);
+                let portable = product(Isa::portable().with_int8_activations(), &w, &x);
+                assert!(y.iter().zip(&portable).all(|(a, b)| a.to_bits() == b.to_bits()), "{bits} [{rows}, {cols}]");
+                for (m, x) in x.chunks(cols).enumerate() {
+                    let x = rounded(x);
+                    for n in 0..rows {
+                        let row = w.matrix().row(n);
+                        let products = row.iter().zip(&x).map(|(w, x)| f64::from(*w) * x);
+                        let (exact, size) = products.fold((0.0, 0.0), |(sum, size), p| (sum + p, size + p.abs()));
+                        let error = (f64::from(y[m * rows + n]) - exact).abs();
+                        // What rounds: one scale a block and at most cols / 64 additions a lane, and the seven of the fold.
+                        let bound = size * f64::from(f32::EPSILON) * (cols as f64 / 64.0 + 10.0);
+                        assert!(error <= bound, "{bits} [{rows}, {cols}] g{group}: error {error:e} over {bound:e}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn int8_products_of_the_largest_integers_do_not_overflow() {
+    for bits in Bits::ALL {
+        for fill in [0x00, 0xff] {
+            let (rows, cols) = (3, 256);
+            let mut w = Weights::random(Format::Packed(bits), rows, cols, cols, 1);
+            w.bytes.fill(fill);
+            for sign in [1.0, -1.0] {
+                let x = vec![sign; 2 * cols];
+                let expected: f64 = w.matrix().row(1).iter().map(|w| f64::from(*w) * f64::from(sign)).sum();
+                for isa in isas() {
+                    let y = product(isa, &w, &x)[1];
+                    assert!((f64::from(y) - expected).abs() <= expected.abs() * 1e-6, "{bits} {y} {expected}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn int8_activations_hide_no_nan_and_survive_the_smallest_numbers() {
+    let w = Weights::random(Format::Packed(Bits::Four), 4, 128, 32, 1);
+    for isa in [Isa::portable(), Isa::best()].map(Isa::with_int8_activations) {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = activations(2, 128, 2);
+            x[70] = bad;
+            let y = product(isa, &w, &x);
+            assert!(y[..4].iter().all(|v| v.is_nan()) && y[4..].iter().all(|v| v.is_finite()), "{bad}: {y:?}");
+        }
+        for tiny in [f32::from_bits(1), f32::MIN_POSITIVE, f32::MIN_POSITIVE * 127.0] {
+            assert!(product(isa, &w, &[tiny; 128]).iter().all(|v| v.abs() < 1e-30));
+        }
+    }
 }
