@@ -143,6 +143,7 @@ fn check(targets: &[&str], count: usize, tokens: usize, shapes: &[Shape], thread
         let packed = model.config().quantization.is_some();
         for precision in Precision::ALL.into_iter().filter(|p| *p != Precision::Int8 || packed) {
             let mut engine = Engine::new(model.clone(), &EngineOptions { precision, threads, context: None }).unwrap();
+            let begun = std::time::Instant::now();
             for (p, prompt) in prompts.iter().enumerate() {
                 let truth = engine.on_its_threads(|engine| plain(engine, prompt, tokens));
                 for (s, shape) in shapes.iter().enumerate() {
@@ -151,6 +152,10 @@ fn check(targets: &[&str], count: usize, tokens: usize, shapes: &[Shape], thread
                     assert_eq!(found, None, "{target} {precision:?} prompt {p} shape {shape} on {threads} threads");
                 }
             }
+            let (prompts, shapes, took) = (prompts.len(), shapes.len(), begun.elapsed().as_secs());
+            println!(
+                "{target}, {precision:?}: {prompts} prompts x {tokens} tokens in {shapes} shapes identical, {took} s"
+            );
         }
     }
 }
