@@ -3,6 +3,7 @@
 
     kernels/build.py --out DIR            cubins for sm_80, sm_86 and sm_90 and compute_80 PTX, one a family
     kernels/build.py --resources          rewrites kernels/resources.json
+    kernels/build.py --fetch              only makes sure that the compiler is there
     kernels/build.py --check              compares with kernels/resources.json; exit 1 where anything differs
 
 The compiler is NVRTC 12.4, so that drivers from r525 on load the cubins; the disassembler is a later one, since only wheels of that carry
@@ -21,6 +22,9 @@ import zipfile
 from collections import Counter
 from pathlib import Path
 
+sys.dont_write_bytecode = True
+import coherence
+
 HERE = Path(__file__).resolve().parent
 WHEELS = ["nvidia-cuda-nvrtc-cu12==12.4.127", "nvidia-cuda-cuobjdump==13.5.37", "nvidia-cuda-nvdisasm==13.5.37"]
 ARCHITECTURES = ["sm_80", "sm_86", "sm_90"]
@@ -29,6 +33,8 @@ OPTIONS = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space"]
 RESERVED_SHARED = {"sm_90": 1024}
 # What counts as work to turn packed weights into operands.
 DEQUANTISE = ("LOP3", "SHF", "PRMT", "HADD2", "HFMA2")
+# What else is counted: conversions, special functions, and what addresses are made of.
+ARITHMETIC = (*DEQUANTISE, "HMUL2", "FADD", "FMUL", "FFMA", "FMNMX", "MUFU", "I2F", "F2F", "F2FP", "IADD3", "IMAD", "IMNMX", "ISETP", "LEA", "SEL")
 # Most dequantising instructions for 8 weights a lane, in the straight pieces of the hot loop that hold matrix products (some of them compute
 # addresses), and the weights that a lane has in one iteration.
 LIMITS = {"gemm_int4": (12, 64)}
@@ -161,6 +167,24 @@ def hot_loop(lines):
     return sum(pieces, []), sum(busy, [])
 
 
+def counted(opcodes, names):
+    """How often each of these instructions stands among the opcodes, those that do not left out."""
+    count = Counter(opcode.split(".")[0] for opcode in opcodes)
+    return {name: count[name] for name in names if count[name]}
+
+
+def global_loads(opcodes):
+    """Loads of global memory by what they may miss: `constant` and `cached` ones another block's writes, `coherent` ones and asynchronous
+    copies around L1 nothing."""
+    kinds = Counter()
+    for opcode in opcodes:
+        if opcode.split(".")[0] == "LDGSTS":
+            kinds["async" if ".BYPASS" in opcode else "cached"] += 1
+        elif opcode.split(".")[0] == "LDG":
+            kinds["constant" if ".CONSTANT" in opcode else "coherent" if ".STRONG" in opcode else "cached"] += 1
+    return {kind: kinds[kind] for kind in ("constant", "cached", "coherent", "async") if kinds[kind]}
+
+
 def resources(tools, image, architecture):
     """What the kernels of one cubin take, and what their hot loops are made of."""
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +194,10 @@ def resources(tools, image, architecture):
         code = instructions(tools, cubin)
     for name, record in kernels.items():
         loop, products = hot_loop(code[name])
-        record["instructions"] = sum(1 for _, opcode, _ in code[name] if opcode)
+        opcodes = [opcode for _, opcode, _ in code[name] if opcode]
+        record["instructions"] = len(opcodes)
+        record["global_loads"] = global_loads(opcodes)
+        record["arithmetic"] = counted(opcodes, ARITHMETIC)
         if not loop:
             continue
         count = Counter(opcode.split(".")[0] for opcode in loop)
@@ -182,6 +209,7 @@ def resources(tools, image, architecture):
             "ldmatrix": count["LDSM"],
             "shared_loads_16": wide("LDS"),
             "async_copies_16": wide("LDGSTS"),
+            "arithmetic": counted(loop, ARITHMETIC),
             "dequantise": {opcode: work[opcode] for opcode in DEQUANTISE if work[opcode]},
         }
         for family, (limit, weights) in LIMITS.items():
@@ -208,6 +236,23 @@ def violations(table):
                         yield f"{name} on {architecture}: {found} dequantising instructions for 8 weights, at most {limit}"
 
 
+def incoherent(nvrtc, source):
+    """Reads of the kernels of a source that may miss what another block wrote, as messages."""
+    ptx = nvrtc.compile(source, "compute_80").rstrip(b"\0").decode()
+    for kernel, parameter, opcode in coherence.stale(ptx):
+        yield f"{kernel}: parameter {parameter} is written, and read by {opcode}; use ld_cg, ld_acquire or cp_async16"
+
+
+def check_the_check(nvrtc):
+    """Kernels with planted mistakes must be found, the one without must not."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "planted.cu"
+        source.write_text(coherence.PLANTED)
+        found = [line.split(":")[0] for line in incoherent(nvrtc, source)]
+    if sorted(set(found)) != ["planted_cached", "planted_constant"]:
+        raise Failure(f"the check of reads is broken: of its planted mistakes it finds {found}")
+
+
 def fingerprint():
     """What the images are made of: 64-bit FNV-1a over the names and contents of all sources. crates/kernels/build.rs computes it again, so
     that a program never holds machine code of other sources than its own."""
@@ -223,14 +268,18 @@ def main():
     parser.add_argument("--out", type=Path, help="folder for the images")
     parser.add_argument("--resources", action="store_true", help="rewrite resources.json")
     parser.add_argument("--check", action="store_true", help="compare with resources.json")
+    parser.add_argument("--fetch", action="store_true", help="only fetch the compiler, unless it is there")
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chiku" / "cuda-12.4"
     parser.add_argument("--cache", type=Path, default=default, help="where the compiler is or goes")
     options = parser.parse_args()
-    if not (options.out or options.resources or options.check):
-        parser.error("nothing to do: --out, --resources or --check")
+    if not (options.out or options.resources or options.check or options.fetch):
+        parser.error("nothing to do: --out, --resources, --check or --fetch")
 
     tools = toolchain(options.cache)
+    if not (options.out or options.resources or options.check):
+        return
     nvrtc = Nvrtc(tools["libnvrtc.so.12"])
+    check_the_check(nvrtc)
     table = {architecture: {} for architecture in ARCHITECTURES}
     for source in sorted(HERE.glob("*.cu")):
         images = {a: nvrtc.compile(source, a) for a in ARCHITECTURES}
@@ -246,10 +295,12 @@ def main():
     if options.out:
         (options.out / "sources").write_text(fingerprint() + "\n")
 
-    broken = list(violations(table))
+    broken = [*violations(table), *(line for source in sorted(HERE.glob("*.cu")) for line in incoherent(nvrtc, source))]
     if broken:
         raise Failure("\n".join(broken))
-    text = json.dumps(table, indent=1) + "\n"
+    # What has no parts stands on one line.
+    one_line = lambda part: "{" + re.sub(r"\s*\n\s*", " ", part[1].strip()) + "}"
+    text = re.sub(r"\{([^{}]*)\}", one_line, json.dumps(table, indent=1)) + "\n"
     recorded = HERE / "resources.json"
     if options.resources:
         recorded.write_text(text)
