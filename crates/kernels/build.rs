@@ -92,8 +92,15 @@ mod cuda {
 #[cfg(feature = "emulator")]
 mod emulator {
     use std::{
+        collections::BTreeMap,
         env, fs,
+        hash::{DefaultHasher, Hash, Hasher},
         path::{Path, PathBuf},
+        sync::{
+            Mutex,
+            atomic::{AtomicUsize, Ordering},
+        },
+        thread,
     };
 
     /// The sources of the emulator, in `kernels/emulator`.
@@ -126,9 +133,8 @@ mod emulator {
         // The linker takes from a library what those before it ask for: kernels call the runtime, the runtime lists the kernels.
         let mut kernels = compiler(&emulator);
         kernels.flag("-include").flag("language.hpp");
-        let mut objects = Vec::new();
-        for source in &families {
-            for mode in ["plain", "checked"] {
+        let compile = |source: &PathBuf| -> Vec<PathBuf> {
+            let mode = |mode: &str| {
                 let mut one = kernels.clone();
                 one.define("EMULATOR_FAMILY", symbol(source, mode).as_str()).flag("-x").flag("c++").file(source);
                 if mode == "checked" {
@@ -136,15 +142,69 @@ mod emulator {
                         one.flag(flag);
                     });
                 }
-                objects.extend(one.out_dir(folder(mode)).compile_intermediates());
+                unless_compiled(source, mode, || one.out_dir(folder(mode)).compile_intermediates())
+            };
+            ["plain", "checked"].into_iter().flat_map(mode).collect()
+        };
+        runtime.objects(on_all_cores(&families, compile)).compile("emulator");
+    }
+
+    /// Objects of an earlier build, where they were made of the same text: a change to one family does not compile the others again.
+    fn unless_compiled(source: &Path, mode: &str, compile: impl FnOnce() -> Vec<PathBuf>) -> Vec<PathBuf> {
+        let mut texts = BTreeMap::new();
+        collect(source, &mut texts);
+        let mut hasher = DefaultHasher::new();
+        (texts, include_str!("build.rs"), env::var_os("OPT_LEVEL"), env::var_os("CXX")).hash(&mut hasher);
+        let made_of = format!("{:x}", hasher.finish());
+        let record = folder(mode).join(symbol(source, mode)).with_extension("made-of");
+        if let Ok(found) = fs::read_to_string(&record) {
+            let mut lines = found.lines();
+            let objects: Vec<PathBuf> = lines.clone().skip(1).map(PathBuf::from).collect();
+            if lines.next() == Some(&made_of) && objects.iter().all(|object| object.is_file()) {
+                return objects;
             }
         }
-        runtime.objects(objects).compile("emulator");
+        let objects = compile();
+        let paths: String = objects.iter().map(|object| format!("{}\n", object.display())).collect();
+        fs::write(&record, format!("{made_of}\n{paths}")).expect("write what objects are made of");
+        objects
+    }
+
+    /// The text of a source and of everything that it includes by a name in quotes.
+    fn collect(path: &Path, texts: &mut BTreeMap<PathBuf, String>) {
+        let Ok(text) = fs::read_to_string(path) else { return };
+        if texts.insert(path.to_path_buf(), text.clone()).is_some() {
+            return;
+        }
+        let kernels = Path::new("../../kernels");
+        let included = text.lines().filter_map(|line| line.trim().strip_prefix("#include \"")?.split('"').next());
+        for name in included.chain(["language.hpp"]) {
+            let folders = [path.parent().unwrap_or(kernels), kernels, &kernels.join("emulator")];
+            folders.iter().for_each(|folder| collect(&folder.join(name), texts));
+        }
+    }
+
+    /// What `work` makes of every item, computed by as many threads as cargo gives to a build script.
+    fn on_all_cores<T: Sync>(items: &[T], work: impl Fn(&T) -> Vec<PathBuf> + Sync) -> Vec<PathBuf> {
+        let threads = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+        let next = AtomicUsize::new(0);
+        let results: Mutex<Vec<Vec<PathBuf>>> = Mutex::new(vec![Vec::new(); items.len()]);
+        thread::scope(|scope| {
+            for _ in 0..items.len().min(threads) {
+                scope.spawn(|| {
+                    while let Some((i, item)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, items.get(i)?))) {
+                        let made = work(item);
+                        results.lock().expect("no thread panicked")[i] = made;
+                    }
+                });
+            }
+        });
+        results.into_inner().expect("no thread panicked").concat()
     }
 
     fn compiler(emulator: &Path) -> cc::Build {
         let mut build = cc::Build::new();
-        build.cpp(true).std("c++17").opt_level(2).debug(true).include(emulator).warnings(true).extra_warnings(true);
+        build.cpp(true).std("c++17").opt_level(2).debug(false).flag("-g1").include(emulator).warnings(true).extra_warnings(true);
         // Rounding is the kernels' own: no product and sum becomes one operation unless the source says so.
         for flag in
             ["-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-fno-strict-aliasing", "-ftls-model=initial-exec"]

@@ -3,17 +3,17 @@
 //! The cut along k is a constant of the shape, since it decides in which order sums are added, and so which bits come out. How many blocks
 //! share the items is free.
 
-use crate::layout::{TILE_CHANNELS, TILE_INPUTS};
+use crate::layout::{Format, TILE_CHANNELS};
 
 /// Multiprocessors of the A10G, for which the cut is chosen. Other GPUs compute the same bits and balance worse.
 const MULTIPROCESSORS: usize = 80;
 
-/// The cut of one shape: `columns * segments` items, each 64 channels x `units / segments` units of 256 inputs.
+/// The cut of one shape and format: `columns * segments` items, each 64 channels x `units / segments` units of inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
     /// Columns of 64 channels.
     pub columns: usize,
-    /// Units of 256 inputs.
+    /// Units of inputs: tiles.
     pub units: usize,
     /// Equal segments of k, each summed by one block.
     pub segments: usize,
@@ -22,8 +22,8 @@ pub struct Cut {
 impl Cut {
     /// The fewest segments with which 80 multiprocessors share the items evenly; where none does, the fewest with which each has two
     /// items, or else as many as there are units.
-    pub fn of(channels: usize, inputs: usize) -> Cut {
-        let (columns, units) = (channels.div_ceil(TILE_CHANNELS), inputs.div_ceil(TILE_INPUTS));
+    pub fn of(format: Format, channels: usize, inputs: usize) -> Cut {
+        let (columns, units) = (channels.div_ceil(TILE_CHANNELS), inputs.div_ceil(format.tile_inputs()));
         let divisors = || (1..=units).filter(|s| units.is_multiple_of(*s));
         let segments = divisors()
             .find(|s| (columns * s).is_multiple_of(MULTIPROCESSORS))
@@ -61,9 +61,11 @@ mod tests {
             ("down", 2560, 10240, 2, 1),
             ("head", 12288, 2560, 5, 12),
         ] {
-            let cut = Cut::of(channels, inputs);
-            assert_eq!((cut.segments, cut.items()), (segments, items * 80), "{what}");
-            assert_eq!(cut.blocks(80), 80);
+            for format in Format::ALL {
+                let cut = Cut::of(format, channels, inputs);
+                assert_eq!((cut.segments, cut.items()), (segments, items * 80), "{what}, {format:?}");
+                assert_eq!(cut.blocks(80), 80);
+            }
         }
     }
 
@@ -71,11 +73,13 @@ mod tests {
     fn any_shape_has_a_cut() {
         for channels in (16..3000).step_by(48) {
             for inputs in (16..3000).step_by(112) {
-                let cut = Cut::of(channels, inputs);
-                assert!(cut.segments >= 1 && cut.units.is_multiple_of(cut.segments));
-                assert!(cut.columns * TILE_CHANNELS >= channels && cut.units * TILE_INPUTS >= inputs);
-                for sms in [1, 7, 72, 80, 132] {
-                    assert!((1..=sms).contains(&cut.blocks(sms)));
+                for format in Format::ALL {
+                    let cut = Cut::of(format, channels, inputs);
+                    assert!(cut.segments >= 1 && cut.units.is_multiple_of(cut.segments));
+                    assert!(cut.columns * TILE_CHANNELS >= channels && cut.units * format.tile_inputs() >= inputs);
+                    for sms in [1, 7, 72, 80, 132] {
+                        assert!((1..=sms).contains(&cut.blocks(sms)));
+                    }
                 }
             }
         }

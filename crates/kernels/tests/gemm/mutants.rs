@@ -1,0 +1,85 @@
+//! Planted mistakes: `build.rs` compiles the sources with one change each, and every one of them must be found by what the other tests
+//! ask for.
+
+use kernels::{
+    device::{Device, Launch},
+    gemm::{Input, Output, Stream},
+    layout::Format,
+};
+
+use crate::case::{Case, ROWS, SIXTEEN, emulation, words};
+
+/// Kernels with one mistake each, by what build.rs calls them.
+const GROUPED: [(&str, &str); 11] = [
+    ("none", "gemm_mutant_none"),
+    ("scale", "gemm_mutant_scale"),
+    ("plane", "gemm_mutant_plane"),
+    ("ring_barrier", "gemm_mutant_ring_barrier"),
+    ("halves_barrier", "gemm_mutant_halves_barrier"),
+    ("wait", "gemm_mutant_wait"),
+    ("fence", "gemm_mutant_fence"),
+    ("segments", "gemm_mutant_segments"),
+    ("row_bound", "gemm_mutant_row_bound"),
+    ("split", "gemm_mutant_split"),
+    ("norm_lanes", "gemm_mutant_norm_lanes"),
+];
+
+/// What is wrong with a kernel for int3 in groups of 64 that takes the place of the right one at 16 rows: nothing, or the first thing that
+/// the tests of this family would say.
+fn finding(kernel: &'static str) -> Option<String> {
+    let case = Case::new(Format::Int3, 80, 1552, 64);
+    let launch = |device: &Device, launch: Launch| {
+        assert_eq!(launch.kernel, "gemm_int3_g64_m16");
+        // SAFETY: the arguments are those of the kernel that this one replaces; a mistake inside is an error of the emulator.
+        unsafe { device.launch(&Launch { kernel, ..launch }) }
+    };
+    for rows in [&SIXTEEN[..], &SIXTEEN[..11]] {
+        let expected = case.in_order(rows.len());
+        for seed in 0..4 {
+            case.device.emulate(emulation(seed));
+            case.scratch.reset().unwrap();
+            let (x, y) = case.buffers(rows);
+            let right = case.linear.launch(Input::Rows(&x), rows.len(), Output::Plain(&y), &case.scratch).unwrap();
+            if let Err(error) = launch(&case.device, right) {
+                return Some(error.to_string());
+            }
+            if words(&y) != expected {
+                return Some("other bits than the promised order gives".into());
+            }
+        }
+    }
+    // Rows of a stream with a norm: the same bits as alone.
+    case.device.emulate(emulation(0));
+    let k = case.k;
+    let values: Vec<u8> = case.x[..16 * k].iter().flat_map(|v| (v.to_f32() * 1.37).to_le_bytes()).collect();
+    let norm = case.device.constant("norm", &vec![0x3f; k * 2]).unwrap();
+    let stream = |rows: std::ops::Range<usize>| {
+        let stream = case.device.constant("stream", &values[rows.start * k * 4..rows.end * k * 4]).unwrap();
+        let y = case.device.allocate("y", rows.len() * case.n * 4).unwrap();
+        let input = Stream { stream: &stream, delta: None, norm: Some(&norm), eps: 1e-6, out: None };
+        let right = case.linear.launch(Input::Stream(input), rows.len(), Output::Plain(&y), &case.scratch).unwrap();
+        if rows.len() == 1 {
+            // SAFETY: what the library planned.
+            unsafe { case.device.launch(&right) }.unwrap();
+        } else if let Err(error) = launch(&case.device, right) {
+            return Err(error.to_string());
+        }
+        Ok(words(&y))
+    };
+    let alone: Vec<u32> = (0..16).flat_map(|row| stream(row..row + 1).unwrap()).collect();
+    match stream(0..16) {
+        Err(error) => Some(error),
+        Ok(together) if together != alone => Some("a row of a stream has other bits than alone".into()),
+        Ok(_) => None,
+    }
+}
+
+#[test]
+fn every_planted_mistake_is_found_and_the_source_without_one_is_clean() {
+    assert!(ROWS >= 16);
+    for (name, kernel) in GROUPED {
+        let found = finding(kernel);
+        println!("{name}: {}", found.as_deref().unwrap_or("nothing").lines().next().unwrap_or_default());
+        assert_eq!(found.is_none(), name == "none", "{name}: {found:?}");
+    }
+}
