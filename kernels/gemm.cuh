@@ -381,7 +381,7 @@ DEVICE void gemm(const uint4* weights, const uint16_t* scales, const void* x, co
 }  // namespace
 
 #define GEMM(NAME, FORMAT, ROWS, GROUP)                                                                                              \
-    KERNEL(NAME, THREADS)(const uint4* weights, const uint16_t* scales, const uint16_t* x, const float* stream, const float* delta,  \
+    KERNEL_ALONE(NAME, THREADS)(const uint4* weights, const uint16_t* scales, const uint16_t* x, const float* stream, const float* delta,  \
                           const float* delta_squares, const uint16_t* post_norm, const uint16_t* norm, float* stream_out,            \
                           float scalar, float eps, void* y, float* squares, const float* factor, int factor_stride, int epilogue,    \
                           float* partial, uint32_t* counters, int rows, int n, int k, int segments) {                                \

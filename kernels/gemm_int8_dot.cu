@@ -3,7 +3,7 @@
 #include "gemm.cuh"
 
 #define GEMM_DOT(NAME, ROWS)                                                                                                       \
-    KERNEL(NAME, THREADS)(const uint4* weights, const uint16_t* scales, const signed char* x, const float* x_scale, float* y,           \
+    KERNEL_ALONE(NAME, THREADS)(const uint4* weights, const uint16_t* scales, const signed char* x, const float* x_scale, float* y,           \
                           int32_t* partial, uint32_t* counters, int rows, int n, int k, int segments) {                            \
         gemm<Int8Dot, ROWS, 0>(weights, scales, x, x_scale, {}, {y, nullptr, nullptr, 0, STORE}, partial, counters,                \
                                {rows, n, k, segments});                                                                            \

@@ -20,6 +20,8 @@ typedef unsigned long long uint64_t;
 #define DEVICE static __device__ __forceinline__
 // A kernel and the most threads that a block of it has.
 #define KERNEL(name, threads) extern "C" __global__ void __launch_bounds__(threads) name
+// The same of a kernel whose shared memory leaves no room for a second block, so that it may have all registers.
+#define KERNEL_ALONE(name, threads) extern "C" __global__ void __launch_bounds__(threads, 1) name
 // The block's dynamic shared memory, the only shared memory there is, as T*.
 #define DYN_SMEM(T, name)                                      \
     extern __shared__ __align__(128) unsigned char dyn_smem[]; \

@@ -1,6 +1,9 @@
 //! What the features ask for. `emulator`: the CUDA sources compiled for the CPU, each .cu twice, once plain and once instrumented, and the
 //! emulator itself, which is never instrumented. `cuda`: the machine code that `kernels/build.py` made of the same sources, compressed.
 
+#[cfg(feature = "emulator")]
+mod mutants;
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     #[cfg(feature = "emulator")]
@@ -126,13 +129,14 @@ mod emulator {
         let mut families: Vec<PathBuf> =
             [sources.to_path_buf(), emulator.join("tests")].iter().flat_map(|folder| cuda_sources(folder)).collect();
         families.sort();
+        let mutants = mutants(sources);
 
         let mut runtime = compiler(&emulator);
         runtime.files(RUNTIME.iter().map(|name| emulator.join(name).with_extension("cpp")));
-        runtime.file(table(&families));
+        runtime.file(table(&families, &mutants));
         // The linker takes from a library what those before it ask for: kernels call the runtime, the runtime lists the kernels.
         let mut kernels = compiler(&emulator);
-        kernels.flag("-include").flag("language.hpp");
+        kernels.include(sources).flag("-include").flag("language.hpp");
         let compile = |source: &PathBuf| -> Vec<PathBuf> {
             let mode = |mode: &str| {
                 let mut one = kernels.clone();
@@ -144,9 +148,44 @@ mod emulator {
                 }
                 unless_compiled(source, mode, || one.out_dir(folder(mode)).compile_intermediates())
             };
-            ["plain", "checked"].into_iter().flat_map(mode).collect()
+            let modes: &[&str] = if mutants.contains(source) { &["checked"] } else { &["plain", "checked"] };
+            modes.iter().flat_map(|m| mode(m)).collect()
         };
-        runtime.objects(on_all_cores(&families, compile)).compile("emulator");
+        runtime.objects(on_all_cores(&[&families[..], &mutants].concat(), compile)).compile("emulator");
+    }
+
+    /// The products' sources with one mistake each, as families of one kernel.
+    fn mutants(sources: &Path) -> Vec<PathBuf> {
+        println!("cargo:rerun-if-changed=mutants.rs");
+        let read = |name: &str| {
+            let path = sources.join(name);
+            fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+        };
+        let texts = ["gemm.cuh", "formats.cuh"].map(|name| (name, read(name)));
+        let write = |path: PathBuf, text: String| {
+            // Left alone where it is there already, so that its object is not made again.
+            if fs::read_to_string(&path).is_ok_and(|found| found == text) {
+                return path;
+            }
+            fs::write(&path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            path
+        };
+        let plant = |&(name, from, to): &(&str, &str, &str)| {
+            let folder = folder(name);
+            let times: usize =
+                texts.iter().map(|(_, text)| if from.is_empty() { 1 } else { text.matches(from).count() }).sum();
+            assert!(
+                from.is_empty() || times == 1,
+                "mutants.rs: `{from}` stands {times} times in the sources, not once"
+            );
+            for (file, text) in &texts {
+                let text = if from.is_empty() { text.clone() } else { text.replace(from, to) };
+                write(folder.join(file), text);
+            }
+            let text = format!("#include \"gemm.cuh\"\nGEMM({name}, Int3, 16, 64)\nKERNELS(EXPORT({name}))\n");
+            write(folder.join(name).with_extension("cu"), text)
+        };
+        crate::mutants::MUTANTS.iter().map(plant).collect()
     }
 
     /// Objects of an earlier build, where they were made of the same text: a change to one family does not compile the others again.
@@ -192,7 +231,9 @@ mod emulator {
         thread::scope(|scope| {
             for _ in 0..items.len().min(threads) {
                 scope.spawn(|| {
-                    while let Some((i, item)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, items.get(i)?))) {
+                    while let Some((i, item)) =
+                        Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, items.get(i)?)))
+                    {
                         let made = work(item);
                         results.lock().expect("no thread panicked")[i] = made;
                     }
@@ -204,7 +245,15 @@ mod emulator {
 
     fn compiler(emulator: &Path) -> cc::Build {
         let mut build = cc::Build::new();
-        build.cpp(true).std("c++17").opt_level(2).debug(false).flag("-g1").include(emulator).warnings(true).extra_warnings(true);
+        build
+            .cpp(true)
+            .std("c++17")
+            .opt_level(2)
+            .debug(false)
+            .flag("-g1")
+            .include(emulator)
+            .warnings(true)
+            .extra_warnings(true);
         // Rounding is the kernels' own: no product and sum becomes one operation unless the source says so.
         for flag in
             ["-mavx2", "-mfma", "-mf16c", "-ffp-contract=off", "-fno-strict-aliasing", "-ftls-model=initial-exec"]
@@ -231,10 +280,13 @@ mod emulator {
         folder
     }
 
-    /// The list of all families in both modes, as C++.
-    fn table(families: &[PathBuf]) -> PathBuf {
+    /// The list of all families in both modes, and of mutants in the checked one, as C++.
+    fn table(families: &[PathBuf], mutants: &[PathBuf]) -> PathBuf {
         let mut text = String::from("#include <vector>\n#include \"language.hpp\"\nextern \"C\" {\n");
-        let list = |mode: &str| families.iter().map(|f| symbol(f, mode)).collect::<Vec<_>>();
+        let list = |mode: &str| {
+            let more = if mode == "checked" { mutants } else { &[] };
+            families.iter().chain(more).map(|f| symbol(f, mode)).collect::<Vec<_>>()
+        };
         for name in [list("plain"), list("checked")].concat() {
             text += &format!("extern const emulator::Family {name};\n");
         }

@@ -100,6 +100,7 @@ constexpr Kernel describe(const char* name, unsigned threads, void (*)(P...)) {
 #define KERNEL(name, threads)                                    \
     static constexpr unsigned emulator_threads_##name = threads; \
     static void name
+#define KERNEL_ALONE(name, threads) KERNEL(name, threads)
 // The block's dynamic shared memory, the only shared memory there is, as T*.
 #define DYN_SMEM(T, name) T* name = reinterpret_cast<T*>(emulator::current->shared)
 // The list at the end of a .cu: KERNELS(EXPORT(a), EXPORT(b)). EMULATOR_FAMILY is the name of this list, given by the

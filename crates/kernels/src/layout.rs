@@ -157,7 +157,8 @@ impl Format {
             Format::Int2 => ([(0, 2, two), (0, 0, 0)], 1),
             Format::Int3 => {
                 let plane = TILE_CHANNELS * self.tile_inputs() * 2;
-                let third = plane + (part * 32 + lane) * 64 + product / 4 * 32 + 2 * field + product / 2 % 2 + 16 * place;
+                let third =
+                    plane + (part * 32 + lane) * 64 + product / 4 * 32 + 2 * field + product / 2 % 2 + 16 * place;
                 ([(0, 2, two), (2, 1, third)], 2)
             }
             Format::Int4 => ([(0, 4, word(2, product) + 4 * register + 16 * place), (0, 0, 0)], 1),

@@ -70,6 +70,16 @@ mod tests {
     }
 
     #[test]
+    fn per_layer_matrices_are_one_unit_a_block() {
+        // Smaller than 80 units of 256 inputs: 40 multiprocessors have one each. In bf16, with units of 128, all do.
+        for (channels, inputs) in [(256, 2560), (2560, 256)] {
+            let cut = Cut::of(Format::Int4, channels, inputs);
+            assert_eq!((cut.items(), cut.units / cut.segments), (40, 1));
+            assert_eq!(Cut::of(Format::Bf16, channels, inputs).items(), 80);
+        }
+    }
+
+    #[test]
     fn any_shape_has_a_cut() {
         for channels in (16..3000).step_by(48) {
             for inputs in (16..3000).step_by(112) {

@@ -41,7 +41,8 @@ impl Weights {
     pub fn random(format: Format, n: usize, k: usize, group: usize) -> Weights {
         let mut random = random(n * 31 + k * 7 + group + format.bits());
         let Some(bits) = Bits::new(format.bits()) else {
-            let packed = (0..n * k).flat_map(|_| bf16::from_f32(random.random_range(-0.1..0.1)).to_le_bytes()).collect();
+            let packed =
+                (0..n * k).flat_map(|_| bf16::from_f32(random.random_range(-0.1..0.1)).to_le_bytes()).collect();
             return Weights { format, n, k, group: k, packed, scales: Vec::new() };
         };
         let packed = (0..n * bits.words(k) * 4).map(|_| random.random()).collect();

@@ -58,7 +58,8 @@ impl Layer {
         let tiles = if gated {
             // The rows of `second` are in the order of the tiles; as a file has them they are all gates and then all ups.
             let row = |i: usize| i / 8 * 16 + i % 8;
-            let pick = |add| second.matrix().select_rows::<Vec<u8>>(&(0..n / 2).map(|i| row(i) + add).collect::<Vec<_>>());
+            let pick =
+                |add| second.matrix().select_rows::<Vec<u8>>(&(0..n / 2).map(|i| row(i) + add).collect::<Vec<_>>());
             Tiles::gated(pick(0).view(), pick(8).view()).unwrap()
         } else {
             Tiles::pack(second.matrix()).unwrap()
@@ -66,7 +67,8 @@ impl Layer {
         let on = |name, tiles: &Tiles| Linear::new(&device, name, tiles).unwrap();
         let linears = (on("first", &Tiles::pack(first.matrix()).unwrap()), on("second", &tiles));
         let scratch = Scratch::new(&device, [&linears.0, &linears.1]).unwrap();
-        let mut values = |n: usize, low: f32, high: f32| -> Vec<f32> { (0..n).map(|_| random.random_range(low..high)).collect() };
+        let mut values =
+            |n: usize, low: f32, high: f32| -> Vec<f32> { (0..n).map(|_| random.random_range(low..high)).collect() };
         let rounded = |v: Vec<f32>| v.into_iter().map(bf16::from_f32).collect();
         Layer {
             x: rounded(values(ROWS * inputs, -2.0, 2.0)),
@@ -133,8 +135,7 @@ impl Layer {
             let x: Vec<f64> = self.x[row * inputs..][..inputs].iter().map(|&v| v.into()).collect();
             let delta = norm(&product(&x, &first), &self.post_norm);
             let stream = self.stream[row * hidden..].iter().zip(&delta);
-            let stream: Vec<f64> =
-                stream.map(|(&s, d)| round(round(f64::from(s) + d) * f64::from(SCALAR))).collect();
+            let stream: Vec<f64> = stream.map(|(&s, d)| round(round(f64::from(s) + d) * f64::from(SCALAR))).collect();
             let operands: Vec<f64> = norm(&stream, &self.norm).into_iter().map(operand).collect();
             let plain = product(&operands, &second);
             found[2].extend((0..if self.gated { n / 2 } else { n }).map(|i| {
@@ -174,7 +175,9 @@ fn errors_are_those_of_a_plain_program() {
         let float = |v: Vec<u32>| -> Vec<f64> { v.into_iter().map(|v| f32::from_bits(v).into()).collect() };
         let y16 = y16.into_iter().map(|v| f64::from(bf16::from_bits(v))).collect();
         let (exact, naive) = (layer.reference(16, true), layer.reference(16, false));
-        for (i, (what, ours)) in [("stream", float(stream)), ("product", float(plain)), ("gated", y16)].into_iter().enumerate() {
+        for (i, (what, ours)) in
+            [("stream", float(stream)), ("product", float(plain)), ("gated", y16)].into_iter().enumerate()
+        {
             assert_eq!(ours.len(), exact[i].len());
             let (ours, plain) = (worst(ours, &exact[i]), worst(naive[i].iter().copied(), &exact[i]));
             assert!(ours <= 2.0 * plain, "{:?} {what}: {ours:e}, a plain program {plain:e}", layer.first.0.format);

@@ -5,4 +5,5 @@
 mod case;
 mod dot;
 mod fused;
+mod mutants;
 mod plain;

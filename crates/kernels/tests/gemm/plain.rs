@@ -23,7 +23,8 @@ const SHAPES: [(usize, usize, usize); 8] = [
 /// A few of them for each format; together all of them.
 fn cases() -> impl Iterator<Item = Case> {
     FORMATS.into_iter().enumerate().flat_map(|(i, format)| {
-        let picked: Vec<_> = if format == Format::Int4 { SHAPES.to_vec() } else { (2..6).map(|s| SHAPES[(s + i % 2) % 8]).collect() };
+        let picked: Vec<_> =
+            if format == Format::Int4 { SHAPES.to_vec() } else { (2..6).map(|s| SHAPES[(s + i % 2) % 8]).collect() };
         picked.into_iter().map(move |(n, k, group)| Case::new(format, n, k, group))
     })
 }
