@@ -20,6 +20,10 @@ identity:
 bench:
     cargo run --release -- bench run --model nano --limit 32 --max-tokens 128
 
+# All measured runs on one page, target/report.html.
+report:
+    cargo run --release -- bench report --acceptance results/2026/bench/nano-acceptance-mtp-12.json --acceptance results/2026/bench/nano-acceptance-ngram-12.json -o target/report.html
+
 # What a pass costs at E4B's width, what a verify pass costs, and one matrix product by itself.
 microbench:
     cargo bench -p runtime -p kernels -p bake

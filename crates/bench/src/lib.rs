@@ -23,6 +23,8 @@
 //! | [`record`] | a run as one line of JSON |
 //! | [`in_turn`] | two programs run in turn: faster, slower, same, or not enough data |
 //! | [`log`] | results files: append under a lock, read what is whole |
+//! | [`history`] | speed over commits, and where its level changes |
+//! | [`report`] | all of it on one page |
 //! | [`merge`] | results files of many nodes brought into one |
 
 #![forbid(unsafe_code)]
@@ -36,6 +38,7 @@ pub mod environment;
 mod error;
 pub mod export;
 pub mod gap;
+pub mod history;
 pub mod import;
 pub mod in_turn;
 pub mod log;
@@ -44,6 +47,7 @@ pub mod merge;
 pub mod prompts;
 pub mod protocol;
 pub mod record;
+pub mod report;
 pub mod roofline;
 pub mod simulate;
 pub mod stats;

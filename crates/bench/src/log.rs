@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
@@ -36,9 +37,9 @@ pub struct Skipped {
 
 /// Contents of a results file.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Log {
+pub struct Log<R = Record> {
     /// Every record, in order.
-    pub records: Vec<Record>,
+    pub records: Vec<R>,
     /// Lines that are none: torn, damaged, or of another schema.
     pub skipped: Vec<Skipped>,
 }
@@ -131,7 +132,7 @@ fn torn_end(file: &mut File, len: u64) -> std::io::Result<Option<Option<Skipped>
     file.read_to_end(&mut bytes)?;
     let start = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |i| i + 1);
     let line = bytes[..start].iter().filter(|&&b| b == b'\n').count() + 1;
-    Ok(Some(parse(&bytes[start..]).err().map(|(reason, schema)| Skipped { line, reason, schema })))
+    Ok(Some(parse::<Record>(&bytes[start..]).err().map(|(reason, schema)| Skipped { line, reason, schema })))
 }
 
 /// A new file is on disk once its directory entry is. Not all file systems let a directory be synced; the contents are safe
@@ -163,6 +164,14 @@ fn lock(file: &File, path: &Path, operation: FlockOperation, wait: Duration) -> 
 /// # Errors
 /// [`Error::Io`], [`Error::Locked`].
 pub fn read(path: &Path) -> Result<Log> {
+    read_as(path)
+}
+
+/// [`read`], with as much of each record as `R` holds: a file of long runs is mostly times of steps, which few analyses look at.
+///
+/// # Errors
+/// Those of [`read`].
+pub fn read_as<R: DeserializeOwned>(path: &Path) -> Result<Log<R>> {
     let mut file = File::open(path).map_err(Error::io(path, "open"))?;
     lock(&file, path, FlockOperation::NonBlockingLockShared, LOCK_WAIT)?;
     let mut bytes = Vec::new();
@@ -183,21 +192,60 @@ pub fn read(path: &Path) -> Result<Log> {
 /// # Errors
 /// Those of [`read`]; [`Error::Schema`].
 pub fn read_uniform(path: &Path) -> Result<Log> {
-    let log = read(path)?;
+    read_uniform_as(path)
+}
+
+/// [`read_uniform`] with as much of each record as `R` holds.
+///
+/// # Errors
+/// Those of [`read_uniform`].
+pub fn read_uniform_as<R: DeserializeOwned>(path: &Path) -> Result<Log<R>> {
+    let log = read_as(path)?;
     match log.skipped.iter().find_map(|s| s.schema.map(|schema| (s.line, schema))) {
         Some((line, found)) => Err(Error::Schema { path: path.to_path_buf(), line, found, expected: SCHEMA }),
         None => Ok(log),
     }
 }
 
-fn parse(line: &[u8]) -> std::result::Result<Record, (String, Option<u64>)> {
-    let value: Value = serde_json::from_slice(line).map_err(|e| (format!("not a whole JSON object: {e}"), None))?;
-    match value.get("schema").and_then(Value::as_u64) {
+/// Folder of what is no run: levers have records of their own.
+const LEVERS: &str = "levers";
+
+/// The results files in a folder and those below it, in the order of their paths. Links are not followed, and the records of levers are
+/// left out.
+///
+/// # Errors
+/// A folder that cannot be listed.
+pub fn files(results: &Path) -> Result<Vec<PathBuf>> {
+    let mut out = Vec::new();
+    for entry in std::fs::read_dir(results).map_err(Error::io(results, "list"))? {
+        let entry = entry.map_err(Error::io(results, "list"))?;
+        let (path, kind) = (entry.path(), entry.file_type().map_err(Error::io(results, "list"))?);
+        if kind.is_dir() && entry.file_name() != LEVERS {
+            out.extend(files(&path)?);
+        } else if kind.is_file() && path.extension().is_some_and(|e| e == "jsonl") {
+            out.push(path);
+        }
+    }
+    out.sort();
+    Ok(out)
+}
+
+/// The version alone, whatever else a line holds.
+#[derive(Deserialize)]
+struct Versioned {
+    #[serde(default)]
+    schema: Option<Value>,
+}
+
+fn parse<R: DeserializeOwned>(line: &[u8]) -> std::result::Result<R, (String, Option<u64>)> {
+    let versioned: Versioned =
+        serde_json::from_slice(line).map_err(|e| (format!("not a whole JSON object: {e}"), None))?;
+    match versioned.schema.as_ref().and_then(Value::as_u64) {
         Some(schema) if schema == u64::from(SCHEMA) => {}
         Some(schema) => return Err((format!("schema {schema}; this program reads {SCHEMA}"), Some(schema))),
         None => return Err(("no schema version".to_string(), None)),
     }
-    serde_json::from_value(value).map_err(|e| (format!("not a record: {e}"), None))
+    serde_json::from_slice(line).map_err(|e| (format!("not a record: {e}"), None))
 }
 
 #[cfg(test)]
@@ -319,6 +367,22 @@ mod tests {
         let (dir, path) = file();
         assert!(read(&path).unwrap_err().to_string().contains("machine-01.jsonl: cannot open"));
         assert!(append(dir.path(), &record(1)).unwrap_err().to_string().contains("cannot open for appending"));
+    }
+
+    #[test]
+    fn a_folder_is_read_in_the_order_of_its_paths() {
+        let (dir, path) = file();
+        append(&path, &record(1)).unwrap();
+        for other in ["2025/b.jsonl", "2026/a.jsonl", "2026/levers/x.jsonl", "2026/notes.txt"] {
+            let other = dir.path().join(other);
+            std::fs::create_dir_all(other.parent().unwrap()).unwrap();
+            std::fs::write(other, "").unwrap();
+        }
+        std::os::unix::fs::symlink(dir.path(), dir.path().join("2026/loop")).unwrap();
+        let found = files(dir.path()).unwrap();
+        let names: Vec<&str> = found.iter().map(|p| p.strip_prefix(dir.path()).unwrap().to_str().unwrap()).collect();
+        assert_eq!(names, ["2025/b.jsonl", "2026/a.jsonl", "2026/machine-01.jsonl"]);
+        assert!(files(&dir.path().join("absent")).unwrap_err().to_string().contains("absent: cannot list"));
     }
 
     #[test]

@@ -133,9 +133,9 @@ pub struct Setup {
     pub protocol: Protocol,
 }
 
-/// One line of a results file.
+/// One line of a results file. `S` is what is read of a request: all of it, or the sums that an analysis needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub struct Record<S = PromptSample> {
     /// [`SCHEMA`].
     pub schema: u32,
     /// Where the numbers come from.
@@ -172,7 +172,7 @@ pub struct Record {
     /// Is it still the same model? Speed without this is half a claim.
     pub gate: Option<VerifyReport>,
     /// The finished requests, in order.
-    pub samples: Vec<PromptSample>,
+    pub samples: Vec<S>,
 }
 
 impl Record {

@@ -234,3 +234,90 @@ fn records_are_exported() {
     }
     assert!(expect(2, &["bench", "export", &files.path("absent.jsonl")]).1.contains("absent.jsonl"));
 }
+
+/// A file of the repository.
+fn of_repository(path: &str) -> String {
+    format!("{}/../../{path}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn everything_goes_on_one_page() {
+    let files = Files::new();
+    let data = |name: &str| of_repository(&format!("crates/bench/tests/report/{name}"));
+    let (results, board, draws, pairs, log) =
+        (of_repository("results"), data("board.json"), data("draws.csv"), data("pairs.csv"), data("steps.log"));
+    let (a, b) = (files.path("a.html"), files.path("b.html"));
+    let args = |out: &str| -> Vec<String> {
+        let all = [
+            "bench",
+            "report",
+            "--json",
+            "--results",
+            &results,
+            "--board",
+            &board,
+            "--draws",
+            &draws,
+            "--pairs",
+            &pairs,
+            "--steptime",
+            &log,
+            "-o",
+            out,
+        ];
+        all.map(String::from).into()
+    };
+    let run = |out: &str| read(&args(out).iter().map(String::as_str).collect::<Vec<&str>>());
+    let said = run(&a);
+    assert_eq!((&said["claims"], said["records"].as_u64() >= Some(2)), (&json!(41), true), "{said}");
+    run(&b);
+    let page = std::fs::read_to_string(&a).unwrap();
+    assert_eq!(page, std::fs::read_to_string(&b).unwrap(), "the same input gives the same bytes");
+    assert_eq!(page.len() as u64, said["bytes"].as_u64().unwrap());
+    assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
+    assert!(!page.contains("<img") && page.matches("<script").count() == 1);
+
+    // Wrong input: the file named, and nothing under the page's name.
+    let none = files.path("none.html");
+    let wrong = files.write("wrong.json", "{\"rows\": []}");
+    for (option, path) in [("--board", wrong.as_str()), ("--results", "no-such-folder"), ("--draws", wrong.as_str())] {
+        let (_, stderr) = expect(2, &["bench", "report", option, path, "-o", &none]);
+        assert!(stderr.contains(path) && !Path::new(&none).exists(), "{option}: {stderr}");
+    }
+    let (_, stderr) = expect(2, &["bench", "report", "--results", files.path("").as_str(), "-o", &none]);
+    assert!(stderr.contains("no records to report"), "{stderr}");
+    // A page never replaces what it is made of.
+    let (_, stderr) = expect(2, &["bench", "report", "--board", &board, "-o", &board]);
+    assert!(stderr.contains("is one of the files being read"), "{stderr}");
+}
+
+#[test]
+fn history_finds_where_the_level_changes() {
+    let files = Files::new();
+    let own = std::fs::read_dir(of_repository("results/2026")).unwrap().map(|e| e.unwrap().path());
+    let own = own.filter(|p| p.extension().is_some_and(|e| e == "jsonl")).min().unwrap();
+    let text = std::fs::read_to_string(own).unwrap();
+    let mut line: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    line["samples"] = json!([]);
+    let made = |i: usize| {
+        let mut r = line.clone();
+        r["time"] = json!(format!("2026-01-01T00:{i:02}:00Z"));
+        r["binary"]["commit"] = json!(if i < 10 { "old" } else { "new" });
+        let noise = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0, 3.0][i % 10] * 5e-4;
+        let step_ms = (1.0 + noise) * if i < 10 { 1.0 } else { 1.25 };
+        r["result"]["step_ms"] = json!(step_ms);
+        r["result"]["tokens_per_s"] = json!(1000.0 / step_ms);
+        r.to_string() + "\n"
+    };
+    files.write("a.jsonl", &(0..20).map(made).collect::<String>());
+    let h = read(&["bench", "history", "--json", "--results", files.path("").as_str()]);
+    let s = &h["series"][0];
+    assert_eq!((&s["points"].as_array().unwrap().len(), &h["left_out"]), (&20, &json!(0)), "{h}");
+    assert_eq!((&s["changes"][0]["at"], &s["changes"][0]["commit"]), (&json!(10), &json!("new")));
+    assert!((s["changes"][0]["change_pct"].as_f64().unwrap() + 20.0).abs() < 0.5, "{s}");
+    assert_eq!(s["commits"].as_array().unwrap().len(), 2);
+    let (stdout, _) = expect(0, &["bench", "history", "--results", files.path("").as_str()]);
+    assert!(stdout.contains("-20.0 % from here"), "{stdout}");
+    let (_, stderr) = expect(2, &["bench", "history", "--results", "no-such-folder"]);
+    assert!(stderr.contains("no-such-folder: cannot list"), "{stderr}");
+}

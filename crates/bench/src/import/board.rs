@@ -40,6 +40,37 @@ pub struct Claim {
     pub description: String,
 }
 
+impl Claim {
+    /// The perplexity that the description states, as in `PPL 2.3931`; `None` where it states none. Boards have no field for it.
+    pub fn stated_ppl(&self) -> Option<f64> {
+        let text = self.description.to_ascii_lowercase();
+        text.match_indices("ppl").find_map(|(at, word)| {
+            let whole = !text[..at].ends_with(|c: char| c.is_ascii_alphanumeric());
+            let rest = text[at + word.len()..].trim_start_matches([' ', ':', '=', '~']);
+            let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+            // A full stop after the number is not part of it; a whole number is a count of something.
+            let number = rest[..end].trim_end_matches('.');
+            let stated = number.parse::<f64>().ok().filter(|v| number.contains('.') && *v >= 1.0 && v.is_finite());
+            stated.filter(|_| whole)
+        })
+    }
+
+    /// The other agents that the description names, as whole words: what a claim says it builds on, repeats or beats.
+    pub fn names<'a>(&self, agents: &[&'a str]) -> Vec<&'a str> {
+        let text = self.description.to_lowercase();
+        let part = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
+        let named = |agent: &str| {
+            !agent.is_empty()
+                && text.match_indices(&agent.to_lowercase()).any(|(at, word)| {
+                    let (before, after) = (&text[..at], &text[at + word.len()..]);
+                    // `senpai's` and `(senpai)` name senpai; `senpai-2` names another.
+                    !before.ends_with(part) && !after.starts_with(part)
+                })
+        };
+        agents.iter().filter(|a| **a != self.agent && named(a)).copied().collect()
+    }
+}
+
 /// A board.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Board {
@@ -48,19 +79,20 @@ pub struct Board {
 }
 
 impl Board {
-    /// Reads a board.
+    /// Reads a board, or what `bench import board --json` made of one.
     ///
     /// # Errors
     /// No JSON, no rows, or a row whose rate or state cannot be used.
     pub fn read(path: &Path) -> Result<Board> {
         let document = json::read(path)?;
-        let count = document.require_list("/rows")?.len();
+        let list = if document.at("/claims").is_some_and(serde_json::Value::is_array) { "/claims" } else { "/rows" };
+        let count = document.require_list(list)?.len();
         if count == 0 {
             return Err(Error::Empty { path: path.to_path_buf(), what: "a board without rows".into() });
         }
         let claim = |i: usize| {
-            let text = |field: &str| document.text(&format!("/rows/{i}/{field}")).map(|t| t.unwrap_or("").to_string());
-            let state = format!("/rows/{i}/verification");
+            let text = |field: &str| document.text(&format!("{list}/{i}/{field}")).map(|t| t.unwrap_or("").to_string());
+            let state = format!("{list}/{i}/verification");
             let verification = match document.text(&state)? {
                 Some("valid") => Verification::Valid,
                 Some("pending") => Verification::Pending,
@@ -69,7 +101,7 @@ impl Board {
             };
             Ok(Claim {
                 agent: text("agent")?,
-                tps: document.require_positive(&format!("/rows/{i}/tps"))?,
+                tps: document.require_positive(&format!("{list}/{i}/tps"))?,
                 method: text("method")?,
                 verification,
                 timestamp: text("timestamp")?,
@@ -123,6 +155,44 @@ mod tests {
         let counts = [Verification::Valid, Verification::Pending, Verification::Invalid].map(|s| board.count(s));
         assert_eq!((board.claims.len(), counts, board.masked_valid()), (4, [2, 1, 1], 1));
         assert_eq!(board.fastest(Verification::Valid).unwrap().tps, 490.5);
+    }
+
+    #[test]
+    fn descriptions_are_read_for_perplexity_and_for_others() {
+        let claim = |description: &str| Claim {
+            agent: "me-2".into(),
+            tps: 1.0,
+            method: String::new(),
+            verification: Verification::Pending,
+            timestamp: String::new(),
+            description: description.into(),
+        };
+        for (text, ppl) in [
+            ("510 TPS / PPL 2.3931, 128/128", Some(2.3931)),
+            ("ppl=2.40. Next", Some(2.40)),
+            ("near the PPL cap; PPL: 2.437", Some(2.437)),
+            ("61797 PPL tokens, job 6.5", None),
+            ("PPL within 2.42 cap", None),
+            ("PPL 2", None),
+            ("wppl 2.4", None),
+            ("PPL 0.012", None),
+            ("\u{130}PPL 2.5", Some(2.5)),
+            ("", None),
+        ] {
+            assert_eq!(claim(text).stated_ppl(), ppl, "{text}");
+        }
+        let others = ["me", "me-2", "senpai", "\u{130}x", ""];
+        assert_eq!(claim("@Senpai's kernel, and me-2's own; not me-3").names(&others), ["senpai"]);
+        assert_eq!(claim("repeats me (twice)").names(&others), ["me"]);
+        assert!(claim("senpai-2, some, mesa").names(&others).is_empty());
+    }
+
+    #[test]
+    fn what_import_printed_reads_back() {
+        let board =
+            read(r#"{"rows": [{"agent": "a", "tps": 510.0, "method": "m", "verification": "valid"}]}"#).unwrap();
+        let again = serde_json::json!({"rows": 1, "claims": board.claims}).to_string();
+        assert_eq!(read(&again).unwrap(), board);
     }
 
     #[test]

@@ -10,8 +10,10 @@ mod claim;
 mod compare;
 mod export;
 mod gap;
+mod history;
 mod import;
 mod prompts;
+mod report;
 mod roofline;
 mod run;
 mod simulate;
@@ -39,6 +41,10 @@ pub enum BenchCommand {
     Claim(Box<claim::ClaimArgs>),
     /// Public against private prompts: the gap, what it is made of, and what a gate makes of it.
     Gap(Box<gap::GapArgs>),
+    /// Speed over commits: the runs of each configuration, and where their level changes.
+    History(history::HistoryArgs),
+    /// Everything on one page: a self-contained HTML file.
+    Report(Box<report::ReportArgs>),
     /// Bytes of a step by component, and the bound at a device's bandwidth.
     Roofline(Box<roofline::RooflineArgs>),
     /// Synthetic nodes: what an experiment can show before it is paid for.
@@ -58,6 +64,8 @@ impl BenchArgs {
             Some(BenchCommand::Compare(args)) => args.json,
             Some(BenchCommand::Claim(args)) => args.json,
             Some(BenchCommand::Gap(args)) => args.json,
+            Some(BenchCommand::History(args)) => args.json,
+            Some(BenchCommand::Report(args)) => args.json,
             Some(BenchCommand::Roofline(args)) => args.json,
             Some(BenchCommand::Simulate(args)) => args.json,
             Some(BenchCommand::Import(command)) => command.json(),
@@ -74,6 +82,8 @@ pub fn run(args: &BenchArgs, quiet: bool) -> Result<ExitCode> {
         Some(BenchCommand::Compare(args)) => compare::run(args),
         Some(BenchCommand::Claim(args)) => claim::run(args),
         Some(BenchCommand::Gap(args)) => gap::run(args, quiet),
+        Some(BenchCommand::History(args)) => history::run(args),
+        Some(BenchCommand::Report(args)) => report::run(args, quiet),
         Some(BenchCommand::Roofline(args)) => roofline::run(args),
         Some(BenchCommand::Simulate(args)) => simulate::run(args),
         Some(BenchCommand::Import(command)) => import::run(command),
