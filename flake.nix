@@ -43,6 +43,7 @@
         demo = { };
         doctor = { };
         generate.gpu = true;
+        gpu-check.gpu = true;
         logits.gpu = true;
         ppl.gpu = true;
         sensitivity.gpu = true;

@@ -36,6 +36,18 @@ track base="HEAD~1":
 lint:
     cargo fmt --all --check && cargo clippy --workspace --all-targets -- -D warnings && RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
+# The kernels' machine code, by a compiler from a registry, into target/cubins.
+cubins:
+    python3 kernels/build.py --out target/cubins
+
+# Test the GPU of this machine: its results, its memory, its launches, every kernel.
+gpu-check: cubins
+    CHIKU_CUBINS=target/cubins cargo run --release --features cuda -- gpu-check
+
+# One folder under target/ that a GPU host runs without a toolchain: program with machine code inside, script, model.
+gpu-bundle:
+    ci/gpu-bundle
+
 # Train the embedded model and its drafter again, from the corpus packages of models/nano/train/README.md. Three quarters of an hour.
 nano corpus work out:
     cd models/nano && for step in "prepare --corpus {{ corpus }}" train "export --out {{ out }}" "draft --out {{ out }}"; do python3 -m train $step --work {{ work }} || exit 1; done

@@ -16,6 +16,7 @@
 //! | [`roofline`] | bytes of a step by component, and the bound that follows |
 //! | [`simulate`] | synthetic nodes with a known truth |
 //! | [`bandwidth`] | read bandwidth of this machine |
+//! | [`gpu`] | what the self-test of a GPU found |
 //! | [`import`], [`export`] | files of others, and for others |
 //! | [`acceptance`] | tokens a step and acceptance by depth, in and outside repetition loops |
 //! | [`compare`] | two interleaved runs, paired by prompt |
@@ -38,6 +39,7 @@ pub mod environment;
 mod error;
 pub mod export;
 pub mod gap;
+pub mod gpu;
 pub mod history;
 pub mod import;
 pub mod in_turn;

@@ -58,17 +58,28 @@ fn monthly_at(results: &Path, machine: &str, time: jiff::Timestamp) -> PathBuf {
 /// # Errors
 /// [`Error::Io`]; a file that holds something else than records.
 pub fn check(path: &Path) -> Result<()> {
+    writable(path)?;
+    if path.is_file() {
+        let log = read(path)?;
+        if log.records.is_empty() && !log.skipped.is_empty() {
+            let source = std::io::Error::new(std::io::ErrorKind::InvalidData, "it holds something else than records");
+            return Err(Error::Io { path: path.to_path_buf(), action: "append", source });
+        }
+    }
+    Ok(())
+}
+
+/// [`check`] of the file alone, for lines of another kind than runs.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn writable(path: &Path) -> Result<()> {
     if path.symlink_metadata().is_ok() && !path.is_file() {
         let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file");
         return Err(Error::Io { path: path.to_path_buf(), action: "append", source });
     }
     if path.is_file() {
         OpenOptions::new().append(true).open(path).map_err(Error::io(path, "append"))?;
-        let log = read(path)?;
-        if log.records.is_empty() && !log.skipped.is_empty() {
-            let source = std::io::Error::new(std::io::ErrorKind::InvalidData, "it holds something else than records");
-            return Err(Error::Io { path: path.to_path_buf(), action: "append", source });
-        }
         return Ok(());
     }
     let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -84,7 +95,7 @@ pub fn check(path: &Path) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Io`], after which the file is as it was; [`Error::Locked`].
-pub fn append(path: &Path, record: &Record) -> Result<Option<Skipped>> {
+pub fn append(path: &Path, record: &impl Serialize) -> Result<Option<Skipped>> {
     let line = serde_json::to_string(record).map_err(|source| Error::Encode { source })?;
     append_line(path, &line, LOCK_WAIT)
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bake, bench, demo, doctor, generate, logits, ppl, sensitivity, verify};
+use crate::commands::{bake, bench, demo, doctor, generate, gpu_check, logits, ppl, sensitivity, verify};
 
 const HELP: &str =
     "Exit codes: 0 done, 1 a gate failed, 2 usage or input error, 3 the machine lacks what the command needs, 130 \
@@ -48,6 +48,8 @@ pub enum Command {
     /// Measure tokens per second.
     #[command(subcommand_required = false, args_conflicts_with_subcommands = true)]
     Bench(Box<bench::BenchArgs>),
+    /// Test a GPU: are its results what every claim rests on, and how fast is it.
+    GpuCheck(gpu_check::GpuCheckArgs),
     /// What this machine can do, and what is missing.
     Doctor(doctor::DoctorArgs),
 }
@@ -63,6 +65,7 @@ impl Command {
             Command::Sensitivity(command) => sensitivity::run(&command, quiet),
             Command::Verify(args) => verify::run(&args, quiet),
             Command::Bench(args) => bench::run(&args, quiet),
+            Command::GpuCheck(args) => gpu_check::run(&args, quiet),
             Command::Doctor(args) => doctor::run(&args),
         }
     }
@@ -78,6 +81,7 @@ impl Command {
             Command::Sensitivity(command) => command.json(),
             Command::Verify(args) => args.json,
             Command::Bench(args) => args.json(),
+            Command::GpuCheck(args) => args.json,
             Command::Doctor(args) => args.json,
         }
     }

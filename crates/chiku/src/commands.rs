@@ -5,6 +5,7 @@ pub mod bench;
 pub mod demo;
 pub mod doctor;
 pub mod generate;
+pub mod gpu_check;
 pub mod logits;
 pub mod ppl;
 pub mod sensitivity;

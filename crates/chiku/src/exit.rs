@@ -65,7 +65,9 @@ fn code_of(error: &anyhow::Error) -> u8 {
         {
             return INTERRUPTED;
         }
-        if matches!(cause.downcast_ref(), Some(runtime::Error::Threads { .. })) {
+        if matches!(cause.downcast_ref(), Some(runtime::Error::Threads { .. }))
+            || matches!(cause.downcast_ref(), Some(kernels::device::DeviceError::Unavailable(_)))
+        {
             return MACHINE;
         }
     }

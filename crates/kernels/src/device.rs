@@ -107,6 +107,8 @@ pub struct Properties {
     pub l2_bytes: usize,
     /// Memory in bytes; `None` of the emulator.
     pub memory_bytes: Option<usize>,
+    /// What width and clock of the memory bus allow, in GB/s (10^9 bytes a second); `None` of the emulator.
+    pub bus_gb_s: Option<u32>,
     /// CUDA version of the driver, for example (12, 4); `None` of the emulator.
     pub driver: Option<(i32, i32)>,
     /// Whether results come from the CPU.

@@ -14,6 +14,7 @@
 //! | [`layout`] | how weights lie in device memory |
 //! | [`packing`] | widths of packed weights, and where a field stands in its word |
 //! | [`schedule`] | how a matrix product is cut into work for blocks |
+//! | [`selftest`] | what must hold of a device before anything is claimed about it, and what its memory and launches cost |
 //! | [`roofline`] | bytes a decode step must read, and the time that takes at a given bandwidth |
 
 pub mod attention;
@@ -24,6 +25,7 @@ pub mod layout;
 pub mod packing;
 pub mod roofline;
 pub mod schedule;
+pub mod selftest;
 
 /// Inputs summed before a partial sum is folded into the total, in every format and on every device.
 pub const SEGMENT: usize = 128;

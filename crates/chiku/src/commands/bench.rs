@@ -15,7 +15,7 @@ mod import;
 mod prompts;
 mod report;
 mod roofline;
-mod run;
+pub mod run;
 mod simulate;
 
 pub use prompts::PromptArgs;

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 use anyhow::Result;
 use clap::Args;
 use kernels::cpu::Isa;
-use kernels::device::{Probe, probe};
+use kernels::device::{Probe, Target, images, probe};
 use serde::Serialize;
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
@@ -36,6 +36,8 @@ struct Program {
     build: &'static str,
     /// Commit it was built from; `None` where the builder did not know.
     commit: Option<&'static str>,
+    /// What the GPU code inside of it runs on; empty where it was built without any.
+    gpu_code: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -66,6 +68,8 @@ struct GpuDevice {
     compute_capability: String,
     multiprocessors: i32,
     memory_bytes: usize,
+    /// Whether the kernels run on it.
+    supported: bool,
 }
 
 #[derive(Serialize)]
@@ -103,6 +107,7 @@ fn examine() -> Report {
             devices: devices
                 .into_iter()
                 .map(|d| GpuDevice {
+                    supported: d.supported(),
                     name: d.name,
                     compute_capability: format!("{}.{}", d.compute_capability.0, d.compute_capability.1),
                     multiprocessors: d.multiprocessors,
@@ -121,6 +126,7 @@ fn examine() -> Report {
             version: env!("CARGO_PKG_VERSION"),
             build: if cfg!(debug_assertions) { "debug" } else { "release" },
             commit: Some(env!("CHIKU_BUILD_COMMIT")).filter(|c| !c.is_empty()),
+            gpu_code: gpu_code(),
         },
         cpu: Cpu { model: cpu_model(), cores: cores(), features: cpu_features(), isa: Isa::best().name() },
         memory: Memory {
@@ -135,6 +141,18 @@ fn examine() -> Report {
         ],
         paths,
     }
+}
+
+/// The targets of the machine code in this program.
+fn gpu_code() -> Vec<String> {
+    let mut targets: Vec<Target> = images().iter().map(|image| image.target).collect();
+    targets.sort();
+    targets.dedup();
+    let name = |target| match target {
+        Target::Sm(sm) => format!("sm_{sm}"),
+        Target::Ptx(compute) => format!("compute_{compute} PTX"),
+    };
+    targets.into_iter().rev().map(name).collect()
 }
 
 /// Cores that this process may use.
@@ -200,10 +218,16 @@ fn print(r: &Report) {
         Gpu::Available { driver_cuda, devices } => {
             for d in devices {
                 let (cc, sms, memory) = (&d.compute_capability, d.multiprocessors, megabytes(d.memory_bytes as u64));
-                crate::outln!("gpu        {} (sm {cc}, {sms} SMs, {memory}), driver CUDA {driver_cuda}", d.name);
+                let note = if d.supported { "" } else { "; not used: the kernels need sm 8.0 or later" };
+                crate::outln!("gpu        {} (sm {cc}, {sms} SMs, {memory}), driver CUDA {driver_cuda}{note}", d.name);
             }
         }
     }
+    let gpu_code = match r.program.gpu_code.as_slice() {
+        [] => "none: this program was built without the feature `cuda`".into(),
+        targets => targets.join(", "),
+    };
+    crate::outln!("gpu code   {gpu_code}");
     for t in &r.toolchain {
         let version = t.version.as_deref().unwrap_or("not installed");
         crate::outln!("tool       {:<6} {version} (for {})", t.name, t.needed_for);

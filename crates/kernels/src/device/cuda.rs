@@ -59,6 +59,7 @@ impl Device {
             shared_bytes: super::SHARED_BYTES,
             l2_bytes: found.l2_bytes,
             memory_bytes: Some(found.memory_bytes),
+            bus_gb_s: Some(found.bus_gb_s).filter(|&rate| rate > 0),
             driver: Some(driver),
             emulated: false,
         };

@@ -218,6 +218,7 @@ impl Driver for Emulated {
             shared_bytes: SHARED_BYTES,
             l2_bytes: L2_BYTES,
             memory_bytes: None,
+            bus_gb_s: None,
             driver: None,
             emulated: true,
         }

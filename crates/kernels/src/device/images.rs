@@ -103,4 +103,20 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn every_kernel_of_the_recorded_table_is_in_the_code_for_every_target() {
+        // Objects two levels deep are kernels.
+        let table = include_str!("../../../../kernels/resources.json");
+        let kernels: Vec<&str> = table.lines().filter_map(|l| l.strip_prefix("  \"")?.strip_suffix("\": {")).collect();
+        assert!(kernels.len() > 30 && kernels.contains(&"probe_read"), "{kernels:?}");
+        for target in [Target::Sm(80), Target::Sm(86), Target::Sm(90), Target::Ptx(80)] {
+            let code: Vec<u8> =
+                images().iter().filter(|i| i.target == target).flat_map(|i| i.bytes().unwrap()).collect();
+            let code = String::from_utf8_lossy(&code);
+            let missing: Vec<&&str> =
+                kernels.iter().filter(|name| cfg!(feature = "cuda") && !code.contains(**name)).collect();
+            assert!(missing.is_empty(), "{target:?} lacks {missing:?}");
+        }
+    }
 }

@@ -23,6 +23,8 @@ pub struct CudaDevice {
     pub l2_bytes: usize,
     /// Device memory in bytes.
     pub memory_bytes: usize,
+    /// What width and clock of the memory bus allow, in GB/s (10^9 bytes a second): two transfers a clock. 0 where the driver does not say.
+    pub bus_gb_s: u32,
 }
 
 impl CudaDevice {
@@ -121,6 +123,8 @@ fn devices() -> Result<Vec<CudaDevice>, result::DriverError> {
         // SAFETY: `device` came from the driver just now.
         let attribute = |a| unsafe { result::device::get_attribute(device, a) };
         use sys::CUdevice_attribute::*;
+        let clock_khz = f64::from(attribute(CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?);
+        let bus_bytes = f64::from(attribute(CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?) / 8.0;
         devices.push(CudaDevice {
             ordinal: ordinal as usize,
             name: result::device::get_name(device)?,
@@ -132,6 +136,7 @@ fn devices() -> Result<Vec<CudaDevice>, result::DriverError> {
             l2_bytes: attribute(CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?.max(0) as usize,
             // SAFETY: as above.
             memory_bytes: unsafe { result::device::total_mem(device) }?,
+            bus_gb_s: (2.0 * clock_khz * bus_bytes / 1e6) as u32,
         });
     }
     Ok(devices)
@@ -157,6 +162,7 @@ mod tests {
             multiprocessors: 80,
             l2_bytes: 6 << 20,
             memory_bytes: 24 << 30,
+            bus_gb_s: 600,
         }
     }
 

@@ -73,7 +73,7 @@ pub struct RunArgs {
 }
 
 /// A name without blanks and control characters, as node names are.
-fn node_id(text: &str) -> std::result::Result<String, String> {
+pub fn node_id(text: &str) -> std::result::Result<String, String> {
     let plain = |c: char| c.is_ascii_graphic();
     if (1..=128).contains(&text.len()) && text.chars().all(plain) {
         Ok(text.to_string())
@@ -185,7 +185,7 @@ pub fn measure(
     Ok(records)
 }
 
-fn binary() -> Binary {
+pub fn binary() -> Binary {
     let planted = if cfg!(feature = "planted-slow-step") { "-planted-slow-step" } else { "" };
     let commit = Some(env!("CHIKU_BUILD_COMMIT").to_string()).filter(|c| !c.is_empty());
     Binary { version: env!("CARGO_PKG_VERSION").into(), commit: commit.map(|c| c + planted) }
