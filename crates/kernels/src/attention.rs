@@ -27,6 +27,16 @@ pub fn chunk_end(position: usize) -> usize {
     (position / length + 1) * length
 }
 
+/// How many chunks end at or before `position`: the number of the chunk that holds it.
+pub fn chunk_index(position: usize) -> usize {
+    let (short, medium) = (MEDIUM_FROM / SHORT, (LONG_FROM - MEDIUM_FROM) / MEDIUM);
+    match position {
+        p if p < MEDIUM_FROM => p / SHORT,
+        p if p < LONG_FROM => short + (p - MEDIUM_FROM) / MEDIUM,
+        p => short + medium + (p - LONG_FROM) / LONG,
+    }
+}
+
 /// The pieces of `keys` between chunk borders, in order. Pieces at the ends may be partial; none is empty.
 pub fn chunks(keys: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let mut at = keys.start;
@@ -48,6 +58,13 @@ mod tests {
         assert_eq!(chunks(4090..4360).collect::<Vec<_>>(), [4090..4096, 4096..4352, 4352..4360]);
         assert_eq!(chunks(16300..17500).collect::<Vec<_>>(), [16300..16384, 16384..17408, 17408..17500]);
         assert_eq!(chunks(5..5).count(), 0);
+    }
+
+    #[test]
+    fn chunks_are_numbered_in_order() {
+        for (number, chunk) in chunks(0..140_000).enumerate() {
+            assert_eq!((chunk_index(chunk.start), chunk_index(chunk.end - 1)), (number, number));
+        }
     }
 
     #[test]

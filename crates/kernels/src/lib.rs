@@ -15,6 +15,7 @@
 //! | [`packing`] | widths of packed weights, and where a field stands in its word |
 //! | [`schedule`] | how a matrix product is cut into work for blocks |
 //! | [`selftest`] | what must hold of a device before anything is claimed about it, and what its memory and launches cost |
+//! | [`step`] | what a decode step launches beside matrix products: attention, norms, acceptance |
 //! | [`roofline`] | bytes a decode step must read, and the time that takes at a given bandwidth |
 
 pub mod attention;
@@ -26,6 +27,7 @@ pub mod packing;
 pub mod roofline;
 pub mod schedule;
 pub mod selftest;
+pub mod step;
 
 /// Inputs summed before a partial sum is folded into the total, in every format and on every device.
 pub const SEGMENT: usize = 128;
