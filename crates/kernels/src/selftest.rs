@@ -5,6 +5,7 @@
 //! | [`vectors`] | test vectors that the emulator's tests and the self-test of a GPU share |
 //! | `mma` | a row or column of a matrix product has the same bits in every slot, whatever its neighbours hold |
 //! | `bandwidth` | measured peak of reads and copies, on contents whose sum is known |
+//! | `gemm` | matrix products of every format: accurate, row invariant, and how fast weights come from memory |
 //! | `launches` | the cost of a graph, a kernel boundary and a grid barrier; cooperative launches and pinned memory inside a graph |
 //!
 //! A family of kernels adds one file here and its checks to [`checks`]. A check runs on a GPU and on the emulator alike: there its shapes are
@@ -16,6 +17,7 @@ use std::{cell::Cell, time::Instant};
 use crate::device::{Buffer, Command, Device, DeviceError, Graph, Properties};
 
 mod bandwidth;
+mod gemm;
 mod launches;
 mod mma;
 pub mod vectors;
@@ -39,7 +41,7 @@ pub struct Check {
 
 /// All checks, in the order in which later ones rest on earlier ones.
 pub fn checks() -> Vec<Check> {
-    [mma::CHECKS, bandwidth::CHECKS, launches::CHECKS].concat()
+    [mma::CHECKS, bandwidth::CHECKS, launches::CHECKS, gemm::CHECKS].concat()
 }
 
 /// A number that a check measured on a GPU.
