@@ -113,7 +113,17 @@ mod tests {
 
     fn step(at: usize, accepted: usize) -> Step {
         let (main, branches) = (vec![0; 3], vec![vec![]; 3]);
-        Step { main, branches, accepted, salvaged: false, at, draft_ms: 0.0, verify_ms: 0.0, total_ms: 0.0 }
+        Step {
+            main,
+            branches,
+            accepted,
+            salvaged: false,
+            at,
+            draft_ms: 0.0,
+            verify_ms: 0.0,
+            accept_ms: 0.0,
+            total_ms: 0.0,
+        }
     }
 
     fn drafts(token_ids: &[u32], steps: &[(usize, usize)]) -> PromptDrafts {

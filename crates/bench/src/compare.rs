@@ -4,6 +4,7 @@
 //! a step depend on which text each happened to write, so the ratio of tokens a second is no verdict on either, and none is given; both
 //! factors stand beside it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -16,7 +17,7 @@ use crate::stats::{BootstrapOptions, Estimate, Throughput, sd, speedup};
 pub const MIN_EFFECT: f64 = 0.01;
 
 /// What a comparison comes to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "is", rename_all = "kebab-case")]
 pub enum Verdict {
     /// B is faster: the interval is wholly above 1 and the effect at least the smallest of interest.
@@ -50,7 +51,7 @@ impl std::fmt::Display for Verdict {
 }
 
 /// How fast B is relative to A.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Comparison {
     /// Label of A.
     pub a: String,
@@ -165,6 +166,7 @@ impl From<&PromptSample> for Throughput {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::protocol::{Output, Warmup};
 
     /// A run of prompts `p0`, `p1`, ... of 100 tokens each, with the given wall times in ms.
     pub(crate) fn run(label: &str, wall_ms: &[f64]) -> Run {
@@ -179,7 +181,9 @@ pub(crate) mod tests {
             token_sha256: ppl::identity::token_sha256(&[i as u32]),
         };
         let samples: Vec<PromptSample> = wall_ms.iter().enumerate().map(sample).collect();
-        Run { label: label.into(), planned: samples.len(), samples, complete: true, failure: None }
+        let outputs = (0..samples.len()).map(|i| Output::Ids(vec![i as u32])).collect();
+        let (label, planned, warmup) = (label.into(), samples.len(), Warmup::default());
+        Run { label, planned, warmup, samples, outputs, complete: true, failure: None }
     }
 
     #[test]

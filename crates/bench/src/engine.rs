@@ -11,7 +11,7 @@ use runtime::speculative::speculative;
 
 use crate::error::Result;
 use crate::prompts::{Form, Prompt};
-use crate::protocol::{Failure, Sample, Target};
+use crate::protocol::{Failure, Input, Output, Sample, Target};
 
 /// The CPU engine of this process.
 pub struct EngineTarget<'a> {
@@ -47,10 +47,13 @@ impl Target for EngineTarget<'_> {
 
     fn generate(
         &mut self,
-        prompt: &[u32],
+        prompt: &Input,
         max_tokens: usize,
         ignore_eos: bool,
     ) -> std::result::Result<Sample, Failure> {
+        let Input::Ids(prompt) = prompt else {
+            return Err(Failure::Failed("the engine takes token ids, not text".into()));
+        };
         let stop_ids = if ignore_eos { Vec::new() } else { self.stop_ids.clone() };
         let options = GenerateOptions { max_tokens, stop_ids, prefill_chunk: PREFILL_CHUNK };
         let cancel = self.cancel;
@@ -70,7 +73,8 @@ impl Target for EngineTarget<'_> {
                 Err(Failure::Failed(format!("the context of {context} was full after {have} tokens")))
             }
             StopReason::Stop | StopReason::Length => {
-                Ok(Sample { token_ids: made.token_ids, prefill_ms: made.prefill_ms, step_ms: made.step_ms })
+                let (prompt_tokens, output) = (prompt.len(), Output::Ids(made.token_ids));
+                Ok(Sample { prompt_tokens, output, prefill_ms: made.prefill_ms, step_ms: made.step_ms })
             }
         }
     }

@@ -1,18 +1,24 @@
-//! What a run ran on: the machine, the program, the checkpoint by its hash.
+//! What a run ran on: the machine and the state it was in, the program, the checkpoint by its hash.
 //!
-//! Nothing here identifies a person or a place: no host name, no user, no directory. A machine is named by what it is.
+//! Nothing here identifies a person or a place: no host name, no user, no directory, no serial number. A machine is named by what
+//! it is.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use runtime::checkpoint::{Checkpoint, KEEPSET_FILE};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
 use crate::error::{Error, Result};
 
+mod gpu;
+
+pub use gpu::Gpu;
+
 /// The machine, as far as the system tells. A field that it does not tell is `None`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Environment {
     /// Model name of the processor.
     pub cpu: Option<String>,
@@ -30,8 +36,47 @@ pub struct Environment {
     pub kernel: Option<String>,
     /// Frequency governor of the first processor (Linux).
     pub governor: Option<String>,
-    /// Load average over a minute, when this was captured: above the run's own threads, something else is running.
+    /// The state it was in before the run.
+    #[serde(flatten)]
+    pub conditions: Conditions,
+}
+
+/// What changes from one moment to the next, and with it the speed. A record holds it from before and from after a run.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct Conditions {
+    /// Load average over a minute: above the run's own threads, something else is running.
     pub load_1m: Option<f64>,
+    /// Mean clock of the hardware threads in MHz.
+    #[serde(default)]
+    pub cpu_mhz: Option<f64>,
+    /// NVIDIA GPUs; `None` where no driver answers.
+    #[serde(default)]
+    pub gpus: Option<Vec<Gpu>>,
+    /// Why a field of the machine or of its state is `None`, by its name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub missing: BTreeMap<String, String>,
+}
+
+impl Conditions {
+    /// Asks the system and, where there is one, the GPU driver. Takes some milliseconds; call it outside of a run.
+    pub fn capture() -> Conditions {
+        let wanted = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing().with_frequency());
+        let system = System::new_with_specifics(wanted).ok();
+        let clocks: Vec<f64> = system.iter().flat_map(|s| s.cpus()).map(|c| c.frequency() as f64).collect();
+        let mut missing = BTreeMap::new();
+        let mut note = |field: &str, reason: String| {
+            missing.insert(field.to_string(), reason);
+        };
+        let cpu_mhz = crate::stats::mean(&clocks).filter(|&mhz| mhz > 0.0);
+        if cpu_mhz.is_none() {
+            note("cpu_mhz", "the system tells no clock".into());
+        }
+        if !Path::new(GOVERNOR).exists() {
+            note("governor", format!("the system has no {GOVERNOR}"));
+        }
+        let gpus = gpu::capture().map_err(|reason| note("gpus", reason)).ok();
+        Conditions { load_1m: System::load_average().ok().map(|l| l.one), cpu_mhz, gpus, missing }
+    }
 }
 
 impl Environment {
@@ -52,7 +97,7 @@ impl Environment {
             os: System::long_os_version().ok().and_then(|v| said(&v)),
             kernel: System::kernel_version().ok().and_then(|v| said(&v)),
             governor: std::fs::read_to_string(GOVERNOR).ok().and_then(|g| said(&g)),
-            load_1m: System::load_average().ok().map(|l| l.one),
+            conditions: Conditions::capture(),
         }
     }
 
@@ -71,16 +116,36 @@ impl Environment {
 const GOVERNOR: &str = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor";
 
 /// The program that measured.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Binary {
     /// Version.
     pub version: String,
     /// Commit it was built from, with `-dirty` where the tree was; `None` where it does not know.
     pub commit: Option<String>,
+    /// blake3 of its file; `None` where that cannot be read.
+    #[serde(default)]
+    pub blake3: Option<String>,
+    /// blake3 of the `flake.lock` that it was built beside; `None` where there was none.
+    #[serde(default)]
+    pub flake_lock: Option<String>,
+}
+
+impl Binary {
+    /// The running program. `flake_lock` are the bytes of that file, none where it was built without one.
+    pub fn running(version: &str, commit: Option<String>, flake_lock: &[u8]) -> Binary {
+        let file = std::env::current_exe().ok().and_then(|path| hash_file(&path).ok());
+        let lock = Some(flake_lock).filter(|bytes| !bytes.is_empty());
+        Binary {
+            version: version.to_string(),
+            commit,
+            blake3: file.map(|f| f.blake3),
+            flake_lock: lock.map(|bytes| blake3::hash(bytes).to_hex().to_string()),
+        }
+    }
 }
 
 /// A file by its contents.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FileHash {
     /// Size.
     pub bytes: u64,
@@ -89,11 +154,11 @@ pub struct FileHash {
 }
 
 /// A checkpoint by its contents.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CheckpointHash {
-    /// Name of its directory, or what the user calls it.
+    /// Name of its directory, or what the user or a server calls it.
     pub name: String,
-    /// blake3 of a line `hash  name` for each file, in name order: what `b3sum` prints.
+    /// blake3 of a line `hash  name` for each file, in name order: what `b3sum` prints. Empty for a server's, which shows no files.
     pub blake3: String,
     /// Each file, by name.
     pub files: BTreeMap<String, FileHash>,
@@ -113,6 +178,11 @@ impl CheckpointHash {
         let lines: String = files.iter().map(|(name, f)| format!("{}  {name}\n", f.blake3)).collect();
         let blake3 = blake3::hash(lines.as_bytes()).to_hex().to_string();
         Ok(CheckpointHash { name: name.to_string(), blake3, files })
+    }
+
+    /// A model that only a server knows.
+    pub fn served(name: &str) -> CheckpointHash {
+        CheckpointHash { name: name.to_string(), blake3: String::new(), files: BTreeMap::new() }
     }
 
     /// Hashes what decides a checkpoint's output: the weights, the configuration, the keepset, tokenizer and template.
@@ -152,6 +222,31 @@ mod tests {
     fn this_machine_is_described() {
         let e = Environment::capture();
         assert!(e.cpus.unwrap() > 0 && e.memory_bytes.unwrap() > 1 << 20 && !e.arch.is_empty(), "{e:?}");
+        // What is not known says why.
+        let c = &e.conditions;
+        assert_eq!(c.gpus.is_none(), c.missing.contains_key("gpus"), "{c:?}");
+        assert_eq!(c.cpu_mhz.is_none(), c.missing.contains_key("cpu_mhz"), "{c:?}");
+        assert_eq!(e.governor.is_none(), c.missing.contains_key("governor"), "{c:?}");
+    }
+
+    #[test]
+    fn an_environment_from_before_there_were_conditions_still_parses() {
+        let mut json = serde_json::to_value(Environment::capture()).unwrap();
+        for field in ["cpu_mhz", "gpus", "missing"] {
+            json.as_object_mut().unwrap().remove(field);
+        }
+        json["load_1m"] = 1.5.into();
+        let e: Environment = serde_json::from_value(json).unwrap();
+        assert_eq!(e.conditions, Conditions { load_1m: Some(1.5), ..Conditions::default() });
+    }
+
+    #[test]
+    fn the_program_is_known_by_its_bytes() {
+        let b = Binary::running("1", None, b"lock");
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        assert_eq!(b.blake3, Some(blake3::hash(&own).to_hex().to_string()));
+        assert_eq!(b.flake_lock, Some(blake3::hash(b"lock").to_hex().to_string()));
+        assert_eq!(Binary::running("1", None, b"").flake_lock, None);
     }
 
     #[test]

@@ -70,6 +70,9 @@ pub enum Error {
     /// The runtime refused something before a run began.
     #[error(transparent)]
     Runtime(#[from] Box<runtime::Error>),
+    /// A checkpoint for a measurement could not be made.
+    #[error(transparent)]
+    Bake(#[from] Box<bake::Error>),
     /// A set of prompts without a prompt.
     #[error("{}: no prompts", path.display())]
     NoPrompts {
@@ -127,6 +130,14 @@ pub enum Error {
         /// How long this process waited.
         waited_s: u64,
     },
+    /// A server cannot be measured.
+    #[error("{url}: {reason}")]
+    Server {
+        /// Its address.
+        url: String,
+        /// What it did.
+        reason: String,
+    },
     /// A record cannot be written as JSON.
     #[error("cannot write the record as JSON: {source}")]
     Encode {
@@ -151,5 +162,11 @@ impl From<ppl::Error> for Error {
 impl From<runtime::Error> for Error {
     fn from(e: runtime::Error) -> Error {
         Error::Runtime(Box::new(e))
+    }
+}
+
+impl From<bake::Error> for Error {
+    fn from(e: bake::Error) -> Error {
+        Error::Bake(Box::new(e))
     }
 }

@@ -11,6 +11,8 @@ use serde_json::{Map, Value, json};
 use crate::error::{Error, Result};
 use crate::record::{Kind, Record};
 
+pub mod field;
+
 /// A format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
@@ -45,6 +47,8 @@ pub struct Row {
     pub backend: String,
     /// Machine.
     pub machine: String,
+    /// Which of many like machines, where the record says.
+    pub node: Option<String>,
     /// Commit of the program.
     pub commit: Option<String>,
     /// All completion tokens over all wall time.
@@ -78,6 +82,7 @@ impl Row {
             checkpoint: r.checkpoint.name.clone(),
             backend: r.target.backend.clone(),
             machine: r.environment.machine(),
+            node: r.node.clone(),
             commit: r.binary.commit.clone(),
             tokens_per_s: result.tokens_per_s,
             low: result.interval.map(|i| i.low),
@@ -91,9 +96,10 @@ impl Row {
         })
     }
 
-    /// What is the same in all runs of a configuration on a machine.
+    /// What is the same in all runs of a configuration on a machine, or on one of its nodes where they are told apart.
     fn series(&self) -> String {
-        format!("{} ({}, {})", self.label, self.backend, self.machine)
+        let node = self.node.as_ref().map_or_else(String::new, |n| format!(", node {n}"));
+        format!("{} ({}, {}{node})", self.label, self.backend, self.machine)
     }
 }
 
@@ -187,9 +193,11 @@ fn prometheus(rows: &[&Row]) -> String {
         for r in rows {
             if let Some(value) = get(r) {
                 let kind = format!("{:?}", r.kind).to_lowercase();
+                let node = r.node.as_deref().map(|n| ("node", n));
                 let labels =
                     [("label", r.label.as_str()), ("backend", &r.backend), ("machine", &r.machine), ("kind", &kind)];
-                let labels: Vec<String> = labels.iter().map(|(k, v)| format!("{k}=\"{}\"", escaped(v))).collect();
+                let labels = labels.into_iter().chain(node);
+                let labels: Vec<String> = labels.map(|(k, v)| format!("{k}=\"{}\"", escaped(v))).collect();
                 let _ = writeln!(out, "{name}{{{}}} {value}", labels.join(","));
             }
         }
@@ -282,6 +290,20 @@ mod tests {
             (&json!(500.0), &json!(500.0))
         );
         assert!(first["latency"]["value"].as_f64().unwrap() > 1e6);
+    }
+
+    #[test]
+    fn nodes_are_told_apart() {
+        let mut records = [("a", 100.0), ("a", 200.0)].map(|(label, ms)| record(label, &[ms, ms]));
+        (records[0].node, records[1].node) = (Some("n|1".into()), Some("n\"2".into()));
+        let json: Value = serde_json::from_str(&export(&records, Format::Json).unwrap()).unwrap();
+        assert_eq!((&json[0]["node"], &json[1]["node"]), (&json!("n|1"), &json!("n\"2")));
+        let csv = export(&records, Format::Csv).unwrap();
+        assert!(csv.starts_with("time,kind,label,checkpoint,backend,machine,node,commit,"), "{csv}");
+        assert!(export(&records, Format::Markdown).unwrap().contains(", node n\\|1)"));
+        let text = export(&records, Format::Prometheus).unwrap();
+        assert_eq!(text.lines().filter(|l| l.starts_with("chiku_bench_tokens_per_second{")).count(), 2, "{text}");
+        assert!(text.contains(r#"node="n\"2""#), "{text}");
     }
 
     #[test]

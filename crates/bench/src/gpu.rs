@@ -222,7 +222,13 @@ mod tests {
             driver: Some((12, 4)),
             emulated: false,
         };
-        GpuRecord::new(Binary { version: "0.1.0".into(), commit: None }, None, properties, checks, complete)
+        GpuRecord::new(
+            Binary { version: "0.1.0".into(), commit: None, blake3: None, flake_lock: None },
+            None,
+            properties,
+            checks,
+            complete,
+        )
     }
 
     #[test]

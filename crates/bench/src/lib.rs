@@ -9,6 +9,7 @@
 //! | [`prompts`] | prompt sets, raw or chat, by hash |
 //! | [`protocol`] | warm-ups, one request at a time, ABBA; what a target is |
 //! | [`engine`] | the in-process engine as a target |
+//! | [`server`] | an OpenAI-compatible server as a target |
 //! | [`stats`] | intervals, tests, variance components, the expected best of n |
 //! | [`luck`] | draws of one configuration, classed by trajectory |
 //! | [`claim`] | what a best of N draws is worth, and whether it verifies |
@@ -20,8 +21,12 @@
 //! | [`import`], [`export`] | files of others, and for others |
 //! | [`acceptance`] | tokens a step and acceptance by depth, in and outside repetition loops |
 //! | [`compare`] | two interleaved runs, paired by prompt |
+//! | [`configuration`] | what to measure, as a TOML file; the last good one |
+//! | [`profile`] | what a step's time is made of |
+//! | [`lever`] | one knob at a time: prediction, measurement, mechanism, verdict |
 //! | [`environment`] | machine, program, checkpoint by hash |
 //! | [`record`] | a run as one line of JSON |
+//! | [`pooled`] | runs of one configuration on many nodes: interval and variance components |
 //! | [`in_turn`] | two programs run in turn: faster, slower, same, or not enough data |
 //! | [`log`] | results files: append under a lock, read what is whole |
 //! | [`history`] | speed over commits, and where its level changes |
@@ -34,6 +39,7 @@ pub mod acceptance;
 pub mod bandwidth;
 pub mod claim;
 pub mod compare;
+pub mod configuration;
 pub mod engine;
 pub mod environment;
 mod error;
@@ -43,14 +49,18 @@ pub mod gpu;
 pub mod history;
 pub mod import;
 pub mod in_turn;
+pub mod lever;
 pub mod log;
 pub mod luck;
 pub mod merge;
+pub mod pooled;
+pub mod profile;
 pub mod prompts;
 pub mod protocol;
 pub mod record;
 pub mod report;
 pub mod roofline;
+pub mod server;
 pub mod simulate;
 pub mod stats;
 

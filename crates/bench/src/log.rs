@@ -97,10 +97,15 @@ pub fn writable(path: &Path) -> Result<()> {
 /// [`Error::Io`], after which the file is as it was; [`Error::Locked`].
 pub fn append(path: &Path, record: &impl Serialize) -> Result<Option<Skipped>> {
     let line = serde_json::to_string(record).map_err(|source| Error::Encode { source })?;
-    append_line(path, &line, LOCK_WAIT)
+    append_line(path, &line)
 }
 
-fn append_line(path: &Path, line: &str, wait: Duration) -> Result<Option<Skipped>> {
+/// Appends a line that is no [`Record`] with the same care.
+pub(crate) fn append_line(path: &Path, line: &str) -> Result<Option<Skipped>> {
+    append_waiting(path, line, LOCK_WAIT)
+}
+
+fn append_waiting(path: &Path, line: &str, wait: Duration) -> Result<Option<Skipped>> {
     if let Some(dir) = path.parent().filter(|d| !d.as_os_str().is_empty()) {
         std::fs::create_dir_all(dir).map_err(Error::io(dir, "create the directory"))?;
     }
@@ -362,7 +367,7 @@ mod tests {
         append(&path, &record(1)).unwrap();
         let held = File::open(&path).unwrap();
         flock(&held, FlockOperation::LockExclusive).unwrap();
-        let error = append_line(&path, "{}", Duration::from_millis(30)).unwrap_err();
+        let error = append_waiting(&path, "{}", Duration::from_millis(30)).unwrap_err();
         assert!(matches!(error, Error::Locked { .. }), "{error}");
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| append(&path, &record(2)));

@@ -3,18 +3,30 @@
 //!
 //! A prompt knows its [`Form`]: raw text that the model continues, or a turn of a chat that goes through the chat template. The
 //! two files imply one each; a caller may override it. Ids are unique, no prompt is empty, and the order is the file's.
+//!
+//! A set is *public* if its bytes are those of one that everybody has ([`PUBLIC_SETS`]). Any other is private: outside of it its
+//! prompts are known by their number in the file, and a record of it holds neither the file's name nor its ids, only hash and counts.
 
 use std::collections::HashMap;
 use std::path::Path;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::protocol;
 use ppl::jsonl;
 
+/// blake3 of the sets that everybody has: this repository's two, and the field's 128 prompts (`eval_prompts_sharegpt.json`).
+pub const PUBLIC_SETS: [&str; 3] = [
+    "dced8c18d32a1f4539ec21bd866dc97fe8aaa0b2035055540c2289bb6cfc79a1",
+    "3a7162661a3608da483f619d38223551bf5682337e358c51922b079842049f83",
+    "f0ff12696af7a667bb24b6d150ff47d541034d9dbe18e1aaf543d01daec48275",
+];
+
 /// How a prompt becomes tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
     /// `<bos>` and the text.
@@ -36,10 +48,13 @@ pub struct Prompt {
 
 /// A set of prompts with what identifies it. Serializes without the prompts: a private set leaves no trace but its hash and
 /// count.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PromptSet {
-    /// File name, without directories.
+    /// File name, without directories; `private` for a private set.
     pub name: String,
+    /// Not one of [`PUBLIC_SETS`].
+    #[serde(default)]
+    pub private: bool,
     /// blake3 of the file, 64 hexadecimal digits.
     pub blake3: String,
     /// Prompts in the file.
@@ -64,12 +79,11 @@ impl PromptSet {
         if prompts.is_empty() {
             return Err(Error::NoPrompts { path: path.to_path_buf() });
         }
-        Ok(PromptSet {
-            name: path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default(),
-            blake3: blake3::hash(text.as_bytes()).to_hex().to_string(),
-            count: prompts.len(),
-            prompts,
-        })
+        let blake3 = blake3::hash(text.as_bytes()).to_hex().to_string();
+        let private = !PUBLIC_SETS.contains(&blake3.as_str());
+        let file = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let name = if private { "private".to_string() } else { file };
+        Ok(PromptSet { name, private, blake3, count: prompts.len(), prompts })
     }
 
     /// The same prompts, all in one form.
@@ -84,13 +98,33 @@ impl PromptSet {
         self
     }
 
-    /// Turns every prompt into tokens by the caller's tokenizer and template.
+    /// How records name a prompt: its id, or its number in the file where the set is private.
+    pub fn label(&self, index: usize) -> String {
+        match self.private {
+            true => index.to_string(),
+            false => self.prompts[index].id.clone(),
+        }
+    }
+
+    /// Turns every prompt into tokens by the caller's tokenizer and template, under its [`PromptSet::label`].
     ///
     /// # Errors
     /// Of `encode`.
     pub fn encode(&self, mut encode: impl FnMut(&Prompt) -> Result<Vec<u32>>) -> Result<Vec<ppl::paths::Prompt>> {
-        let encoded = |p: &Prompt| Ok(ppl::paths::Prompt { id: p.id.clone(), token_ids: encode(p)? });
-        self.prompts.iter().map(encoded).collect()
+        let encoded = |(i, p): (usize, &Prompt)| Ok(ppl::paths::Prompt { id: self.label(i), token_ids: encode(p)? });
+        self.prompts.iter().enumerate().map(encoded).collect()
+    }
+
+    /// The prompts as texts, for a server that has a tokenizer and a template of its own.
+    pub fn texts(&self) -> Vec<protocol::Prompt> {
+        let text = |(i, p): (usize, &Prompt)| {
+            let input = match p.form {
+                Form::Raw => protocol::Input::Text(p.text.clone()),
+                Form::Chat => protocol::Input::Chat(p.text.clone()),
+            };
+            protocol::Prompt { id: self.label(i), input }
+        };
+        self.prompts.iter().enumerate().map(text).collect()
     }
 }
 
@@ -171,7 +205,7 @@ mod tests {
             form: Form::Raw,
         });
         assert_eq!(set.prompts, expected);
-        assert_eq!((set.name.as_str(), set.count), ("prompts.json", 2));
+        assert_eq!((set.name.as_str(), set.count), ("private", 2));
         let chat = set.clone().with_form(Form::Chat).take(1);
         assert_eq!((chat.prompts.len(), chat.count, chat.prompts[0].form), (1, 2, Form::Chat));
     }
@@ -207,10 +241,26 @@ mod tests {
     }
 
     #[test]
-    fn encoding_keeps_ids_and_order() {
+    fn encoding_keeps_the_order_and_the_ids_of_public_sets_only() {
         let set = read("{\"id\": \"a\", \"prompt\": \"One\"}\n{\"id\": \"b\", \"prompt\": \"Four\"}").unwrap();
-        let ids = set.encode(|p| Ok(vec![2, p.text.len() as u32])).unwrap();
-        assert_eq!(ids.iter().map(|p| (p.id.as_str(), p.token_ids[1])).collect::<Vec<_>>(), [("a", 3), ("b", 4)]);
+        let encoded = |set: &PromptSet| -> Vec<(String, u32)> {
+            let prompts = set.encode(|p| Ok(vec![2, p.text.len() as u32])).unwrap();
+            prompts.into_iter().map(|p| (p.id, p.token_ids[1])).collect()
+        };
+        assert!(set.private);
+        assert_eq!(encoded(&set), [("0".into(), 3), ("1".into(), 4)]);
+        assert_eq!(encoded(&PromptSet { private: false, ..set.clone() }), [("a".into(), 3), ("b".into(), 4)]);
+        let texts = set.with_form(Form::Chat).texts();
+        assert_eq!((texts[1].id.as_str(), &texts[1].input), ("1", &protocol::Input::Chat("Four".into())));
+    }
+
+    #[test]
+    fn the_repository_s_sets_are_public() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../prompts");
+        for name in ["public.jsonl", "heldout.jsonl"] {
+            let set = PromptSet::read(&root.join(name)).unwrap();
+            assert_eq!((set.private, set.name.as_str()), (false, name), "{}", set.blake3);
+        }
     }
 
     #[test]

@@ -4,20 +4,63 @@
 //! prefill, and whatever else happens between two requests, inside. To make the parts add up to the whole, a sample's time is a
 //! *lap*: from the end of the previous request to the end of this one.
 //!
+//! The warm-ups end when the machine is steady: after the protocol's number of them, as soon as [`STEADY_STEPS`] consecutive steps of
+//! each target have agreed within [`STEADY_WITHIN`], or when the time for that is up. The record says which.
+//!
 //! A run never loses what is done. A cancel or a failing target ends it early; the samples up to there are returned, marked
 //! incomplete, with the reason where there is one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use ppl::identity::token_sha256;
-use ppl::paths::Prompt;
+use ppl::identity::{sha256_hex, token_sha256};
+
+/// Consecutive steps that must agree for a warm-up to end.
+pub const STEADY_STEPS: usize = 5;
+/// How well they must agree: the slowest is at most this fraction slower than the fastest.
+pub const STEADY_WITHIN: f64 = 0.01;
+
+/// What is to be completed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// Token ids, `<bos>` included.
+    Ids(Vec<u32>),
+    /// A text to be continued by who has a tokenizer of his own.
+    Text(String),
+    /// A user's turn of a chat for who has a chat template of his own.
+    Chat(String),
+}
+
+impl Input {
+    fn is_empty(&self) -> bool {
+        match self {
+            Input::Ids(ids) => ids.is_empty(),
+            Input::Text(text) | Input::Chat(text) => text.is_empty(),
+        }
+    }
+}
+
+/// A prompt of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prompt {
+    /// What records call it.
+    pub id: String,
+    /// What is to be completed.
+    pub input: Input,
+}
+
+impl From<&ppl::paths::Prompt> for Prompt {
+    fn from(p: &ppl::paths::Prompt) -> Prompt {
+        Prompt { id: p.id.clone(), input: Input::Ids(p.token_ids.clone()) }
+    }
+}
 
 /// What is run.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Protocol {
     /// Untimed requests before the first timed one; the first prompts, from the start again where there are fewer.
     pub warmup_prompts: usize,
@@ -27,21 +70,82 @@ pub struct Protocol {
     pub max_tokens: usize,
     /// Run through end-of-sequence, so that every request yields `max_tokens`.
     pub ignore_eos: bool,
+    /// Longest time in ms to wait, with further warm-ups, for steps that agree; 0: they need not agree.
+    #[serde(default)]
+    pub warmup_limit_ms: u64,
 }
 
 impl Default for Protocol {
     /// The field's timed stage: 4 warm-ups, 512 tokens, end-of-sequence ignored. A warm-up of 32 tokens touches every weight and
-    /// raises the clocks.
+    /// raises the clocks. Ten seconds are allowed for steps to agree.
     fn default() -> Self {
-        Protocol { warmup_prompts: 4, warmup_tokens: 32, max_tokens: 512, ignore_eos: true }
+        let (warmup_prompts, warmup_tokens, max_tokens) = (4, 32, 512);
+        Protocol { warmup_prompts, warmup_tokens, max_tokens, ignore_eos: true, warmup_limit_ms: 10_000 }
+    }
+}
+
+/// What a target wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// Token ids.
+    Ids(Vec<u32>),
+    /// Token ids and the text that a server made of them.
+    Shown {
+        /// The ids.
+        ids: Vec<u32>,
+        /// The text.
+        text: String,
+    },
+    /// Text, from a server that does not show ids, and the number of tokens that it counts.
+    Text {
+        /// The completion.
+        text: String,
+        /// Its tokens.
+        tokens: usize,
+    },
+}
+
+impl Output {
+    /// The ids, where they are known.
+    pub fn ids(&self) -> Option<&[u32]> {
+        match self {
+            Output::Ids(ids) | Output::Shown { ids, .. } => Some(ids),
+            Output::Text { .. } => None,
+        }
+    }
+
+    /// The text, where it came with the tokens.
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Output::Ids(_) => None,
+            Output::Shown { text, .. } | Output::Text { text, .. } => Some(text),
+        }
+    }
+
+    /// Tokens of it.
+    pub fn tokens(&self) -> usize {
+        match self {
+            Output::Ids(ids) | Output::Shown { ids, .. } => ids.len(),
+            Output::Text { tokens, .. } => *tokens,
+        }
+    }
+
+    /// SHA-256 of the ids as the field computes it, or of the text where there are no ids.
+    pub fn sha256(&self) -> String {
+        match self {
+            Output::Ids(ids) | Output::Shown { ids, .. } => token_sha256(ids),
+            Output::Text { text, .. } => sha256_hex(text.as_bytes()),
+        }
     }
 }
 
 /// What a target returns for one request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// Completion tokens.
-    pub token_ids: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// The completion.
+    pub output: Output,
     /// Time to the first token in ms.
     pub prefill_ms: f64,
     /// Time of each step after it in ms. A speculative step yields several tokens.
@@ -69,7 +173,7 @@ pub trait Target {
     ///
     /// # Errors
     /// See [`Failure`].
-    fn generate(&mut self, prompt: &[u32], max_tokens: usize, ignore_eos: bool)
+    fn generate(&mut self, prompt: &Input, max_tokens: usize, ignore_eos: bool)
     -> std::result::Result<Sample, Failure>;
 }
 
@@ -96,7 +200,7 @@ impl Clock for Monotonic {
 }
 
 /// One timed request, as it is kept in a record.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PromptSample {
     /// The prompt.
     pub id: String,
@@ -112,8 +216,45 @@ pub struct PromptSample {
     pub decode_ms: f64,
     /// Time of each step after it.
     pub step_ms: Vec<f64>,
-    /// SHA-256 of the completion's ids, as the field computes it.
+    /// SHA-256 of the completion's ids, as the field computes it; of its text where a server shows no ids.
     pub token_sha256: String,
+}
+
+/// What was run before anything was timed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Warmup {
+    /// Requests of this target.
+    pub requests: usize,
+    /// Their steps.
+    pub steps: usize,
+    /// [`STEADY_STEPS`] consecutive ones agreed; `None` where the target shows no steps.
+    pub steady: Option<bool>,
+}
+
+/// Watches the steps of a target's warm-ups.
+#[derive(Default)]
+struct Watch {
+    seen: Warmup,
+    recent: Vec<f64>,
+}
+
+impl Watch {
+    fn see(&mut self, sample: &Sample) {
+        self.seen.requests += 1;
+        self.seen.steps += sample.step_ms.len();
+        self.recent.extend(&sample.step_ms);
+        let agree = |steps: &[f64]| {
+            let (fastest, slowest) =
+                steps.iter().fold((f64::INFINITY, 0f64), |(low, high), &ms| (low.min(ms), high.max(ms)));
+            fastest > 0.0 && slowest <= fastest * (1.0 + STEADY_WITHIN)
+        };
+        if self.seen.steps > 0 {
+            let steady = self.seen.steady == Some(true) || self.recent.windows(STEADY_STEPS).any(agree);
+            self.seen.steady = Some(steady);
+        }
+        // Steps go on from one request to the next.
+        self.recent.drain(..self.recent.len().saturating_sub(STEADY_STEPS - 1));
+    }
 }
 
 /// A run of one target.
@@ -121,8 +262,12 @@ pub struct PromptSample {
 pub struct Run {
     /// The target's label.
     pub label: String,
+    /// What came before.
+    pub warmup: Warmup,
     /// Finished requests, in order.
     pub samples: Vec<PromptSample>,
+    /// What each of them wrote.
+    pub outputs: Vec<Output>,
     /// Requests that were planned.
     pub planned: usize,
     /// All of them were finished.
@@ -133,8 +278,15 @@ pub struct Run {
 
 impl Run {
     fn new(label: &str, planned: usize) -> Run {
-        let samples = Vec::with_capacity(planned);
-        Run { label: label.to_string(), samples, planned, complete: false, failure: None }
+        Run {
+            label: label.to_string(),
+            warmup: Warmup::default(),
+            samples: Vec::with_capacity(planned),
+            outputs: Vec::with_capacity(planned),
+            planned,
+            complete: false,
+            failure: None,
+        }
     }
 
     /// Wall time of the finished requests in seconds: the laps add up to it.
@@ -220,20 +372,31 @@ fn sequence(
     // Even requests in the order of the targets, odd ones in reverse.
     let order = |request: usize| (0..=last).map(move |t| if request.is_multiple_of(2) { t } else { last - t });
 
-    let total = protocol.warmup_prompts * targets.len();
-    let mut done = 0;
-    for request in 0..protocol.warmup_prompts {
+    let mut watches: Vec<Watch> = targets.iter().map(|_| Watch::default()).collect();
+    let begun = ctx.clock.now_ms();
+    for request in 0.. {
+        // A target without steps has nothing to agree.
+        let restless = watches.iter().any(|w| w.seen.steady == Some(false));
+        let waiting = restless && ctx.clock.now_ms() - begun < protocol.warmup_limit_ms as f64;
+        if request >= protocol.warmup_prompts && !waiting {
+            break;
+        }
         let prompt = &prompts[request % prompts.len()];
         for t in order(request) {
             if ctx.cancel.load(Ordering::Relaxed) {
                 return Ok(runs);
             }
             let tokens = protocol.warmup_tokens.min(protocol.max_tokens);
-            if let Err(failure) = request_sample(&mut *targets[t], prompt, tokens, protocol.ignore_eos) {
-                runs[t].failure = reason(failure, "warm-up", &prompt.id);
-                return Ok(runs);
+            match request_sample(&mut *targets[t], prompt, tokens, protocol.ignore_eos) {
+                Ok(sample) => watches[t].see(&sample),
+                Err(failure) => {
+                    runs[t].failure = reason(failure, "warm-up", &prompt.id);
+                    return Ok(runs);
+                }
             }
-            done += 1;
+            runs[t].warmup = watches[t].seen;
+            let done = watches.iter().map(|w| w.seen.requests).sum();
+            let total = protocol.warmup_prompts.max(request + 1) * targets.len();
             (ctx.progress)(Progress { label: targets[t].label(), warmup: true, done, total, tokens_per_s: None });
         }
     }
@@ -256,14 +419,15 @@ fn sequence(
             let now = ctx.clock.now_ms();
             runs[t].samples.push(PromptSample {
                 id: prompt.id.clone(),
-                prompt_tokens: prompt.token_ids.len(),
-                completion_tokens: sample.token_ids.len(),
+                prompt_tokens: sample.prompt_tokens,
+                completion_tokens: sample.output.tokens(),
                 wall_ms: now - lap,
                 prefill_ms: sample.prefill_ms,
                 decode_ms: sample.step_ms.iter().sum(),
                 step_ms: sample.step_ms,
-                token_sha256: token_sha256(&sample.token_ids),
+                token_sha256: sample.output.sha256(),
             });
+            runs[t].outputs.push(sample.output);
             lap = now;
             done += 1;
             let tokens_per_s = runs[t].tokens_per_s();
@@ -279,7 +443,7 @@ fn check(prompts: &[Prompt], protocol: &Protocol) -> Result<()> {
     if prompts.is_empty() {
         return bad("prompts", "at least one", "none");
     }
-    if let Some(empty) = prompts.iter().find(|p| p.token_ids.is_empty()) {
+    if let Some(empty) = prompts.iter().find(|p| p.input.is_empty()) {
         return bad("prompts", "at least one token in each", &format!("none in `{}`", empty.id));
     }
     if protocol.max_tokens == 0 {
@@ -298,8 +462,8 @@ fn request_sample(
     tokens: usize,
     ignore_eos: bool,
 ) -> std::result::Result<Sample, Failure> {
-    let sample = target.generate(&prompt.token_ids, tokens, ignore_eos)?;
-    let found = sample.token_ids.len();
+    let sample = target.generate(&prompt.input, tokens, ignore_eos)?;
+    let found = sample.output.tokens();
     if found > tokens || (ignore_eos && found < tokens) || found == 0 {
         return Err(Failure::Failed(format!("{found} tokens returned where {tokens} were asked for")));
     }

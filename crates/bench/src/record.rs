@@ -3,14 +3,17 @@
 //! What always holds of a record: its [`Kind`] says where its numbers come from; the raw samples are in it, so that every number
 //! of its result can be computed again; a number of another kind than the record's is a [`Figure`], which carries its own.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::compare::Comparison;
-use crate::environment::{Binary, CheckpointHash, Environment};
+use crate::configuration::Configuration;
+use crate::environment::{Binary, CheckpointHash, Conditions, Environment};
 use crate::error::{Error, Result};
 use crate::prompts::PromptSet;
-use crate::protocol::{PromptSample, Protocol, Run};
-use crate::stats::{BootstrapOptions, Interval, Throughput, median, tokens_per_s};
+use crate::protocol::{PromptSample, Protocol, Run, Warmup};
+use crate::stats::hierarchy::{Hierarchy, HierarchyOptions, Prompts};
+use crate::stats::{BootstrapOptions, Interval, Throughput, median};
 use ppl::identity::sha256_hex;
 use ppl::verify::VerifyReport;
 
@@ -18,7 +21,7 @@ use ppl::verify::VerifyReport;
 pub const SCHEMA: u32 = 1;
 
 /// Where a number comes from. Numbers of different kinds are never compared without saying so, and never share a column.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// By this program, on the machine of the record.
@@ -30,7 +33,7 @@ pub enum Kind {
 }
 
 /// A number with its own origin.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Figure {
     /// Where it comes from.
     pub kind: Kind,
@@ -41,7 +44,7 @@ pub struct Figure {
 }
 
 /// What was timed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TargetInfo {
     /// Name of the configuration.
     pub label: String,
@@ -56,11 +59,12 @@ pub struct TargetInfo {
 }
 
 /// Numbers of a run, all computed from its samples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RunResult {
     /// All completion tokens over all wall time.
     pub tokens_per_s: f64,
-    /// Interval of it over prompts; `None` where fewer than 2 are finished.
+    /// Interval of it over prompts, the highest level that one process has several of; `None` where fewer than 2 are finished. What
+    /// another process or node would give is in [`crate::pooled`].
     pub interval: Option<Interval>,
     /// Finished requests.
     pub prompts: usize,
@@ -90,11 +94,16 @@ impl RunResult {
     pub fn new(run: &Run, options: &BootstrapOptions) -> Result<Option<RunResult>> {
         let samples = &run.samples;
         let pairs: Vec<Throughput> = samples.iter().map(Throughput::from).collect();
-        let (rate, interval) = match tokens_per_s(&pairs, options) {
-            Ok(estimate) => (Some(estimate.value), Some(estimate.interval)),
-            Err(Error::TooFew { .. }) => (run.tokens_per_s(), None),
-            Err(e) => return Err(e),
+        let over = HierarchyOptions { bootstrap: *options, prompts: Prompts::Random, ..Default::default() };
+        let estimate = match pairs.len() {
+            0 => None,
+            _ => match Hierarchy::new(vec![vec![pairs]])?.tokens_per_s(&over) {
+                Ok(estimate) => Some(estimate),
+                Err(Error::TooFew { .. }) => None,
+                Err(e) => return Err(e),
+            },
         };
+        let (rate, interval) = (run.tokens_per_s(), estimate.map(|e| e.interval));
         let Some(tokens_per_s) = rate else { return Ok(None) };
         let prefills: Vec<f64> = samples.iter().map(|s| s.prefill_ms).collect();
         let steps: Vec<f64> = samples.iter().flat_map(|s| s.step_ms.iter().copied()).collect();
@@ -116,25 +125,42 @@ impl RunResult {
     }
 }
 
+/// A run that was thrown away, so that nobody can pick the best of many and say that it was one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Discarded {
+    /// What: warm-up requests, a request that was cut short, a whole run.
+    pub what: String,
+    /// Why.
+    pub reason: String,
+}
+
 /// What a record says about a run besides its samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setup {
     /// The program.
     pub binary: Binary,
-    /// The machine.
+    /// The machine, as it was before the run.
     pub environment: Environment,
+    /// Its state after it.
+    pub after: Conditions,
     /// What was timed.
     pub target: TargetInfo,
+    /// The same as a TOML file would say it; `None` for a server.
+    pub configuration: Option<Configuration>,
     /// Of which checkpoint.
     pub checkpoint: CheckpointHash,
+    /// Who drafted.
+    pub drafter: Option<CheckpointHash>,
     /// On which prompts.
     pub prompts: PromptSet,
     /// How.
     pub protocol: Protocol,
+    /// Runs that were thrown away before this one.
+    pub discarded: Vec<Discarded>,
 }
 
 /// One line of a results file. `S` is what is read of a request: all of it, or the sums that an analysis needs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Record<S = PromptSample> {
     /// [`SCHEMA`].
     pub schema: u32,
@@ -144,21 +170,36 @@ pub struct Record<S = PromptSample> {
     pub time: String,
     /// The program.
     pub binary: Binary,
-    /// The machine.
+    /// The machine, as it was before the run.
     pub environment: Environment,
+    /// Its state after the run: clocks that fell or a load that rose in between are in the samples.
+    #[serde(default)]
+    pub after: Option<Conditions>,
     /// Which of many like machines, as whoever ran it calls it: two records with the same one are draws of one node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// What was timed.
     pub target: TargetInfo,
+    /// The same as a TOML file would say it, to be run again; `None` for a server and in older records.
+    #[serde(default)]
+    pub configuration: Option<Configuration>,
     /// Of which checkpoint.
     pub checkpoint: CheckpointHash,
+    /// Who drafted; `None` for plain decoding, look-up, and in older records.
+    #[serde(default)]
+    pub drafter: Option<CheckpointHash>,
     /// On which prompts: name, hash and number, not the texts.
     pub prompts: PromptSet,
     /// How.
     pub protocol: Protocol,
     /// Seed of the interval.
     pub seed: u64,
+    /// What was run untimed before.
+    #[serde(default)]
+    pub warmup: Option<Warmup>,
+    /// What was thrown away, and why: warm-ups, a request that was cut short, earlier runs.
+    #[serde(default)]
+    pub discarded: Vec<Discarded>,
     /// Requests that were planned.
     pub planned: usize,
     /// All of them were finished.
@@ -175,6 +216,17 @@ pub struct Record<S = PromptSample> {
     pub samples: Vec<S>,
 }
 
+/// The schema of a record, JSON Schema 2020-12: what a line of a results file looks like.
+///
+/// # Errors
+/// None that can happen: a schema is JSON.
+pub fn json_schema() -> Result<String> {
+    let mut schema = schemars::schema_for!(Record).to_value();
+    schema["title"] = format!("chiku bench record, schema {SCHEMA}").into();
+    schema["properties"]["schema"]["const"] = SCHEMA.into();
+    Ok(serde_json::to_string_pretty(&schema).map_err(|source| Error::Encode { source })? + "\n")
+}
+
 impl Record {
     /// A record of a run that this program made, now.
     ///
@@ -182,20 +234,36 @@ impl Record {
     /// Those of [`RunResult::new`].
     pub fn measured(run: Run, setup: Setup, options: &BootstrapOptions) -> Result<Record> {
         let result = RunResult::new(&run, options)?;
-        let Setup { binary, environment, target, checkpoint, prompts, protocol } = setup;
-        let Run { samples, planned, complete, failure, .. } = run;
+        let Setup { binary, environment, after, target, configuration, checkpoint, drafter, prompts, protocol, .. } =
+            setup;
+        let Run { samples, planned, complete, failure, warmup, .. } = run;
+        let mut discarded = setup.discarded;
+        if warmup.requests > 0 {
+            let what = format!("{} warm-up requests of {} steps", warmup.requests, warmup.steps);
+            discarded
+                .push(Discarded { what, reason: "before the machine is warm, times are of something else".into() });
+        }
+        if !complete {
+            let reason = failure.clone().unwrap_or_else(|| "cancelled".into());
+            discarded.push(Discarded { what: "the request in progress".into(), reason });
+        }
         Ok(Record {
             schema: SCHEMA,
             kind: Kind::Measured,
             time: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
             binary,
             environment,
+            after: Some(after),
             node: None,
             target,
+            configuration: configuration.map(Configuration::without_places),
             checkpoint,
+            drafter,
             prompts,
             protocol,
             seed: options.seed,
+            warmup: Some(warmup),
+            discarded,
             planned,
             complete,
             failure,
@@ -214,8 +282,9 @@ pub(crate) mod tests {
 
     pub(crate) fn setup() -> Setup {
         Setup {
-            binary: Binary { version: "0.1.0".into(), commit: Some("abc".into()) },
+            binary: Binary { version: "0.1.0".into(), commit: Some("abc".into()), blake3: None, flake_lock: None },
             environment: Environment::capture(),
+            after: Conditions::default(),
             target: TargetInfo {
                 label: "plain".into(),
                 backend: "cpu".into(),
@@ -223,9 +292,18 @@ pub(crate) mod tests {
                 threads: 2,
                 flags: vec![],
             },
+            configuration: None,
             checkpoint: CheckpointHash { name: "nano".into(), blake3: "00".into(), files: Default::default() },
-            prompts: PromptSet { name: "public.jsonl".into(), blake3: "11".into(), count: 160, prompts: vec![] },
+            drafter: None,
+            prompts: PromptSet {
+                name: "public.jsonl".into(),
+                private: false,
+                blake3: "11".into(),
+                count: 160,
+                prompts: vec![],
+            },
             protocol: Protocol::default(),
+            discarded: vec![],
         }
     }
 
@@ -273,12 +351,41 @@ pub(crate) mod tests {
         assert!(!json.contains('\n'));
         let value: serde_json::Value = serde_json::from_str(&json).unwrap();
         assert_eq!(value["samples"][1]["wall_ms"], 256.0);
-        assert_eq!(value["prompts"], serde_json::json!({"name": "public.jsonl", "blake3": "11", "count": 160}));
+        assert_eq!(
+            value["prompts"],
+            serde_json::json!({"name": "public.jsonl", "private": false, "blake3": "11", "count": 160})
+        );
         assert_eq!(value["result"]["interval"]["method"], "bca");
         let time: jiff::Timestamp = record.time.parse().unwrap();
         assert!(time <= jiff::Timestamp::now());
         let back: Record = serde_json::from_str(&json).unwrap();
         assert_eq!((back.samples.len(), &back.target, back.seed), (2, &record.target, record.seed));
+    }
+
+    #[test]
+    fn what_was_thrown_away_is_told_with_the_reason() {
+        let mut cut = run("plain", &[100.0]);
+        (cut.complete, cut.failure) = (false, Some("request `p1`: no".into()));
+        cut.warmup = Warmup { requests: 4, steps: 20, steady: Some(true) };
+        let earlier = Discarded { what: "a run".into(), reason: "the clocks fell".into() };
+        let with = Setup { discarded: vec![earlier.clone()], ..setup() };
+        let r = Record::measured(cut, with, &BootstrapOptions::default()).unwrap();
+        assert_eq!((r.discarded.len(), &r.discarded[0]), (3, &earlier));
+        assert_eq!(r.discarded[1].what, "4 warm-up requests of 20 steps");
+        assert_eq!(r.discarded[2].reason, "request `p1`: no");
+    }
+
+    #[test]
+    fn the_published_schema_is_current_and_names_every_field() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../results/schema-1.json");
+        let (published, now) = (std::fs::read_to_string(path).unwrap(), json_schema().unwrap());
+        assert!(published == now, "write it again: chiku bench schema > results/schema-1.json");
+        let schema: serde_json::Value = serde_json::from_str(&now).unwrap();
+        let record = serde_json::to_value(record(&[100.0, 200.0])).unwrap();
+        for field in record.as_object().unwrap().keys() {
+            assert!(schema["properties"][field].is_object(), "{field}");
+        }
+        assert_eq!(schema["properties"]["schema"]["const"], SCHEMA);
     }
 
     #[test]

@@ -3,10 +3,13 @@
 
 use std::path::PathBuf;
 
+use bench::export::field;
 use bench::import::board::{Board, Verification};
 use bench::import::field_run::FieldRun;
 use bench::import::{draws, pairs, steptime};
 use bench::luck::Group;
+use bench::prompts::PromptSet;
+use bench::protocol::{Output, PromptSample, Protocol};
 use bench::stats::{BootstrapOptions, ratio_se};
 
 fn data() -> Option<PathBuf> {
@@ -63,4 +66,50 @@ fn runs_of_one_trajectory_agree() {
     assert!((ratio_se(&a.samples).unwrap() - 0.022).abs() < 0.001);
     let i = a.interval.unwrap();
     assert!(i.low < a.tps && a.tps < i.high);
+}
+
+#[test]
+fn our_export_has_what_the_field_s_files_have() {
+    let Some(dir) = data() else { return };
+    let set = PromptSet::read(&dir.join("eval_prompts_sharegpt.json")).unwrap().take(2);
+    assert_eq!((set.private, set.count), (false, 128), "the field's own prompts are public");
+    let outputs = [Output::Ids(vec![1, 2]), Output::Ids(vec![3, 4])];
+    let sample = |(id, output): (&str, &Output)| PromptSample {
+        id: id.into(),
+        prompt_tokens: 3,
+        completion_tokens: 2,
+        wall_ms: 20.0,
+        prefill_ms: 10.0,
+        decode_ms: 5.0,
+        step_ms: vec![5.0],
+        token_sha256: output.sha256(),
+    };
+    let samples: Vec<PromptSample> = ["a", "b"].into_iter().zip(&outputs).map(sample).collect();
+    let run = field::FieldRun {
+        model: "x",
+        prompts: &set,
+        prompt_ids: None,
+        protocol: &Protocol::default(),
+        planned: 2,
+        samples: &samples,
+        outputs: &outputs,
+        texts: &["one".into(), "two".into()],
+    };
+    let out = tempfile::tempdir().unwrap();
+    let ours = out.path().join("run");
+    run.write(&ours).unwrap();
+    let keys = |path: PathBuf| -> Vec<String> {
+        let text = std::fs::read_to_string(path).unwrap().replace("Infinity", "null");
+        let first = if text.starts_with("{\n") { &text[..] } else { text.lines().next().unwrap() };
+        let value: serde_json::Value = serde_json::from_str(first).unwrap();
+        value.as_object().unwrap().keys().cloned().collect()
+    };
+    for file in ["benchmark.jsonl", "decode_outputs.jsonl", "summary.json"] {
+        let found = keys(ours.join(file));
+        let wanted = keys(dir.join("runs/reroll-ctk48-a").join(file));
+        // The perplexity stage writes its own files and adds their names afterwards.
+        let missing: Vec<&String> = wanted.iter().filter(|k| !found.contains(k) && !k.starts_with("ppl_")).collect();
+        assert!(missing.is_empty(), "{file} lacks {missing:?}");
+    }
+    assert_eq!(FieldRun::read(&ours, &BootstrapOptions::default()).unwrap().tps, 100.0);
 }

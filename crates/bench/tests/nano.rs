@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bench::compare::Comparison;
 use bench::engine::{EngineTarget, encode};
-use bench::environment::{Binary, CheckpointHash, Environment};
+use bench::environment::{Binary, CheckpointHash, Conditions, Environment};
 use bench::log;
 use bench::prompts::{Form, PromptSet};
-use bench::protocol::{Context, Failure, Monotonic, Protocol, Target, interleave, run};
+use bench::protocol::{Context, Failure, Input, Monotonic, Output, Prompt, Protocol, Target, interleave, run};
 use bench::record::{Kind, Record, Setup, TargetInfo};
 use bench::stats::BootstrapOptions;
 use runtime::checkpoint::Checkpoint;
@@ -36,8 +36,9 @@ fn from_prompts_to_a_record() {
     let tokenizer = Tokenizer::open(&nano()).unwrap();
     let set = PromptSet::read(&root().join("prompts/public.jsonl")).unwrap().take(4);
     assert_eq!((set.count, set.prompts.len(), set.prompts[0].form), (160, 4, Form::Raw));
-    let prompts = set.encode(|p| encode(p, &tokenizer, None)).unwrap();
-    let protocol = Protocol { warmup_prompts: 1, warmup_tokens: 2, max_tokens: 12, ignore_eos: true };
+    let prompts: Vec<Prompt> = set.encode(|p| encode(p, &tokenizer, None)).unwrap().iter().map(Prompt::from).collect();
+    let protocol =
+        Protocol { warmup_prompts: 1, warmup_tokens: 2, max_tokens: 12, ignore_eos: true, warmup_limit_ms: 0 };
     let go = AtomicBool::new(false);
     let one = EngineOptions { threads: 1, ..Default::default() };
     let (mut a, mut b) = (
@@ -59,8 +60,9 @@ fn from_prompts_to_a_record() {
     assert_eq!((comparison.pairs, comparison.different_outputs), (4, 0));
 
     let setup = Setup {
-        binary: Binary { version: "0.0.0".into(), commit: None },
+        binary: Binary::running("0.0.0", None, b""),
         environment: Environment::capture(),
+        after: Conditions::capture(),
         target: TargetInfo {
             label: ra.label.clone(),
             backend: "cpu".into(),
@@ -68,9 +70,12 @@ fn from_prompts_to_a_record() {
             threads: a.engine().threads(),
             flags: vec![],
         },
+        configuration: None,
         checkpoint: CheckpointHash::of("nano", model.checkpoint()).unwrap(),
+        drafter: None,
         prompts: set,
         protocol,
+        discarded: vec![],
     };
     assert!(setup.checkpoint.files["model.safetensors"].bytes > 4_000_000);
     let mut record = Record::measured(ra, setup, &options).unwrap();
@@ -97,11 +102,18 @@ fn a_chat_prompt_goes_through_the_template_and_may_stop() {
 
     let go = AtomicBool::new(false);
     // The engine's own next token as the stop token: the completion then ends after one.
-    let first = target("x", &model, EngineOptions::default(), &go).generate(&ids, 1, true).unwrap().token_ids[0];
+    let ids = Input::Ids(ids);
+    let written =
+        |target: &mut EngineTarget, tokens, ignore_eos| match target.generate(&ids, tokens, ignore_eos).unwrap().output
+        {
+            Output::Ids(ids) => ids,
+            text => panic!("{text:?}"),
+        };
+    let first = written(&mut target("x", &model, EngineOptions::default(), &go), 1, true)[0];
     let engine = || Engine::new(model.clone(), &EngineOptions::default()).unwrap();
     let mut stops = EngineTarget::new("x", engine(), vec![first], &go);
-    assert_eq!(stops.generate(&ids, 9, false).unwrap().token_ids, [first]);
-    assert_eq!(stops.generate(&ids, 9, true).unwrap().token_ids.len(), 9);
+    assert_eq!(written(&mut stops, 9, false), [first]);
+    assert_eq!(written(&mut stops, 9, true).len(), 9);
 }
 
 #[test]
@@ -110,9 +122,9 @@ fn a_cancel_ends_a_request_and_a_full_context_is_a_reason() {
     let go = AtomicBool::new(true);
     let small = EngineOptions { context: Some(8), ..Default::default() };
     let mut target = target("small", &model, small, &go);
-    assert!(matches!(target.generate(&[2, 313], 4, true), Err(Failure::Cancelled)));
+    assert!(matches!(target.generate(&Input::Ids(vec![2, 313]), 4, true), Err(Failure::Cancelled)));
     go.store(false, Ordering::Relaxed);
-    let prompt = ppl::paths::Prompt { id: "p".into(), token_ids: vec![2, 313, 635, 668] };
+    let prompt = Prompt { id: "p".into(), input: Input::Ids(vec![2, 313, 635, 668]) };
     let clock = Monotonic::start();
     let ctx = Context { clock: &clock, cancel: &go, progress: &mut |_| {} };
     let run = run(&mut target, &[prompt], &Protocol { warmup_prompts: 0, ..Default::default() }, ctx).unwrap();

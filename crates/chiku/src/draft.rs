@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use bench::configuration::Configuration;
+use bench::environment::CheckpointHash;
 use clap::{Args, ValueEnum};
 use runtime::Model;
 use runtime::drafter::{Convention, Drafter, MtpDrafter, MtpOptions, NgramDrafter};
@@ -117,10 +119,7 @@ impl DraftArgs {
             }
             (_, None) => bail!("--draft mtp needs the drafter's directory: --drafter DIR"),
             (_, Some(drafter)) => {
-                let dir = match drafter.as_str() {
-                    "nano" => runtime::nano::directory()?.join("assistant"),
-                    dir => PathBuf::from(dir),
-                };
+                let dir = drafter_dir(drafter)?;
                 let convention = match self.draft_convention {
                     ConventionArg::Hf => Convention::Hf,
                     ConventionArg::Vllm => Convention::Vllm,
@@ -129,6 +128,42 @@ impl DraftArgs {
             }
         };
         Ok(Some(Drafting { drafter, shape }))
+    }
+
+    /// The drafter's files by hash; `None` where nobody drafts, or look-up does.
+    pub fn checkpoint(&self) -> Result<Option<CheckpointHash>> {
+        let Some(drafter) = self.drafter.as_ref().filter(|_| self.kind() == DraftKind::Mtp) else { return Ok(None) };
+        let dir = drafter_dir(drafter)?;
+        let entries = std::fs::read_dir(&dir).with_context(|| format!("{}: cannot list", dir.display()))?;
+        let mut paths = entries.map(|e| e.map(|e| e.path())).collect::<std::io::Result<Vec<PathBuf>>>()?;
+        paths.retain(|p| p.extension().is_some_and(|e| e == "safetensors" || e == "json"));
+        Ok(Some(CheckpointHash::of_files(drafter.trim_end_matches('/').rsplit('/').next().unwrap_or(drafter), &paths)?))
+    }
+
+    /// Adds to a configuration what was set here.
+    pub fn describe(&self, configuration: &mut Configuration) {
+        configuration.draft = self.draft.and_then(|kind| named(&kind));
+        configuration.drafter = self.drafter.clone();
+        (configuration.k, configuration.tree, configuration.centroids) = (self.k, self.tree.clone(), self.centroids);
+        let vllm = matches!(self.draft_convention, ConventionArg::Vllm);
+        configuration.draft_convention = vllm.then(|| named(&self.draft_convention)).flatten();
+    }
+
+    /// What a configuration says.
+    pub fn configured(configuration: &Configuration) -> Result<DraftArgs> {
+        fn value<T: ValueEnum>(field: &str, text: &Option<String>) -> Result<Option<T>> {
+            let parse =
+                |t: &String| T::from_str(t, false).map_err(|_| anyhow!("{field}: `{t}` is not one of its values"));
+            text.as_ref().map(parse).transpose()
+        }
+        Ok(DraftArgs {
+            draft: value("draft", &configuration.draft)?,
+            drafter: configuration.drafter.clone(),
+            k: configuration.k,
+            tree: configuration.tree.clone(),
+            draft_convention: value("draft-convention", &configuration.draft_convention)?.unwrap_or(ConventionArg::Hf),
+            centroids: configuration.centroids,
+        })
     }
 
     /// For records: what was set, as on the command line.
@@ -140,4 +175,16 @@ impl DraftArgs {
         }
         flags
     }
+}
+
+fn drafter_dir(drafter: &str) -> Result<PathBuf> {
+    Ok(match drafter {
+        "nano" => runtime::nano::directory()?.join("assistant"),
+        dir => PathBuf::from(dir),
+    })
+}
+
+/// As on the command line.
+fn named(value: &impl ValueEnum) -> Option<String> {
+    value.to_possible_value().map(|v| v.get_name().to_string())
 }

@@ -5,6 +5,7 @@
 
 use std::sync::atomic::AtomicBool;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -76,7 +77,7 @@ pub struct Progress {
 }
 
 /// One path held against the reference path.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PathReport {
     /// Name of the path.
     pub path: String,
@@ -94,7 +95,7 @@ pub struct PathReport {
 }
 
 /// The first divergence in the order of prompts, then paths.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct FirstDivergence {
     /// Name of the path.
     pub path: String,
@@ -104,7 +105,7 @@ pub struct FirstDivergence {
 }
 
 /// Greedy identity between paths.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct IdentityReport {
     /// The verdict over all paths; [`Status::Incomparable`] where no prompt was compared.
     pub status: Status,
@@ -290,7 +291,7 @@ impl IdentityReport {
 }
 
 /// Verdict of the gate.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct VerifyReport {
     /// Both gates passed.
     pub passed: bool,

@@ -10,6 +10,7 @@ use crate::cpu::{Batch, Observer, Stage, forward};
 use crate::error::{Error, Result};
 use crate::logits::Logits;
 use crate::model::Model;
+use crate::op_clock::OpClock;
 use crate::speculate::Branch;
 
 /// Arithmetic of the forward pass.
@@ -65,6 +66,7 @@ pub struct Engine {
     pool: Arc<rayon::ThreadPool>,
     kv: KvCache,
     context: usize,
+    clock: Option<Arc<OpClock>>,
 }
 
 impl Engine {
@@ -83,7 +85,7 @@ impl Engine {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(options.threads).build();
         let pool = pool.map_err(|e| Error::Threads { threads: options.threads, message: e.to_string() })?;
         let kv = KvCache::new(model.config());
-        Ok(Engine { model, isa, pool: Arc::new(pool), kv, context })
+        Ok(Engine { model, isa, pool: Arc::new(pool), kv, context, clock: None })
     }
 
     /// The model.
@@ -104,6 +106,11 @@ impl Engine {
     /// Most positions of a sequence.
     pub fn context(&self) -> usize {
         self.context
+    }
+
+    /// From now on the time of every pass is added to `clock`, op by op.
+    pub fn set_clock(&mut self, clock: Option<Arc<OpClock>>) {
+        self.clock = clock;
     }
 
     /// Positions held.
@@ -189,9 +196,10 @@ impl Engine {
         let observe: &mut (dyn FnMut(Stage, &[f32]) + Send) = observe;
         #[cfg(feature = "planted-slow-step")]
         let begun = std::time::Instant::now();
+        let clock = self.clock.as_deref();
         let pass = self.pool.install(move || {
             let observe: &mut Observer = observe;
-            forward(isa, model, kv, batch, observe)
+            forward(isa, model, kv, batch, clock, observe)
         });
         #[cfg(feature = "planted-slow-step")]
         wait_until(begun, begun.elapsed() * 3 / 2);

@@ -12,6 +12,7 @@
 //! | [`model`] | weights bound to their roles |
 //! | [`engine`] | a model, a KV cache and threads: extends one sequence |
 //! | [`staged`] | a pass that stops at every stage, for quantisation layer by layer |
+//! | [`op_clock`] | where the time of a pass goes, op by op |
 //! | [`logits`] | the greedy token, log-probabilities |
 //! | [`generate`] | greedy generation |
 //! | [`speculate`] | shapes of drafts, acceptance, as pure logic |
@@ -34,6 +35,7 @@ pub mod logits;
 pub mod model;
 pub mod names;
 pub mod nano;
+pub mod op_clock;
 pub mod speculate;
 pub mod speculative;
 pub mod staged;

@@ -31,7 +31,9 @@ pub struct Step {
     pub draft_ms: f64,
     /// Time of the target's pass in ms.
     pub verify_ms: f64,
-    /// Time of the whole step in ms.
+    /// Time of acceptance in ms: the longest prefix, and what of the cache stays.
+    pub accept_ms: f64,
+    /// Time of the whole step in ms; what is not in the others is the host's.
     pub total_ms: f64,
 }
 
@@ -151,6 +153,7 @@ fn decode(
             at,
             draft_ms: taken.draft_ms,
             verify_ms: taken.verify_ms,
+            accept_ms: taken.accept_ms,
             total_ms,
         });
     }
@@ -166,6 +169,7 @@ struct Taken {
     outcome: Outcome,
     draft_ms: f64,
     verify_ms: f64,
+    accept_ms: f64,
 }
 
 /// Draft, verify, accept; the cache then ends where the accepted tokens do.
@@ -196,9 +200,11 @@ fn run_step(
     let logits = engine.verify(&chain, &side)?;
     let choices = (0..logits.rows()).map(|r| logits.argmax(r)).collect::<Result<Vec<u32>>>()?;
     let verify_ms = ms_since(started);
+    let started = Instant::now();
     let outcome = accept(&main, &side, &choices);
     engine.settle(base + outcome.main + 1, outcome.branch);
-    Ok(Taken { ranked, main, branches, logits, choices, outcome, draft_ms, verify_ms })
+    let accept_ms = ms_since(started);
+    Ok(Taken { ranked, main, branches, logits, choices, outcome, draft_ms, verify_ms, accept_ms })
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use crate::cpu::kv::KvCache;
 use crate::cpu::{Batch, Computation, Rows, Stage};
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::op_clock::Marks;
 
 /// One sequence, all rows of it, at a stage.
 pub struct StagedPass {
@@ -40,7 +41,7 @@ impl StagedPass {
         }
         let isa = Isa::best();
         let batch = Batch { chain: tokens, side: &[], wanted: 0..tokens.len() };
-        let rows = Computation { isa, model, config }.rows(&batch, 0);
+        let rows = Computation { isa, model, config, marks: Marks::default() }.rows(&batch, 0);
         Ok(StagedPass { isa, rows, kv: KvCache::new(config), stage: Stage::Embed })
     }
 
@@ -60,7 +61,7 @@ impl StagedPass {
     /// `model` is the one that it was made with, or a variant of it with other weights.
     pub fn advance(&mut self, model: &Model) {
         let config = model.config();
-        let pass = Computation { isa: self.isa, model, config };
+        let pass = Computation { isa: self.isa, model, config, marks: Marks::default() };
         self.stage = pass.advance(self.stage, &mut self.rows, &mut self.kv);
         if let Stage::Layer(l) = self.stage {
             self.forget_cache(config, l);

@@ -25,6 +25,9 @@ struct Mock {
     /// Returns that many tokens less.
     short: usize,
     requests: usize,
+    /// Steps so far, and how many of them are slow.
+    steps: usize,
+    slow_steps: usize,
 }
 
 impl Target for Mock {
@@ -34,10 +37,11 @@ impl Target for Mock {
 
     fn generate(
         &mut self,
-        prompt: &[u32],
+        prompt: &Input,
         max_tokens: usize,
         ignore_eos: bool,
     ) -> std::result::Result<Sample, Failure> {
+        let Input::Ids(prompt) = prompt else { panic!("the mock takes ids") };
         self.log.borrow_mut().push((self.label.clone(), prompt[0], max_tokens, ignore_eos));
         self.requests += 1;
         if self.fails_at == Some(self.requests) {
@@ -45,8 +49,12 @@ impl Target for Mock {
         }
         let steps = max_tokens - 1;
         self.clock.0.set(self.clock.0.get() + 10.0 + steps as f64 * self.step_ms);
-        let token_ids = vec![prompt[0]; max_tokens - self.short];
-        Ok(Sample { token_ids, prefill_ms: 10.0, step_ms: vec![self.step_ms; steps] })
+        let output = Output::Ids(vec![prompt[0]; max_tokens - self.short]);
+        // The first steps of its life are slow.
+        let step = |i: usize| self.step_ms * if self.steps + i < self.slow_steps { 2.0 } else { 1.0 };
+        let step_ms = (0..steps).map(step).collect();
+        self.steps += steps;
+        Ok(Sample { prompt_tokens: prompt.len(), output, prefill_ms: 10.0, step_ms })
     }
 }
 
@@ -63,7 +71,8 @@ fn setup() -> Setup {
 impl Setup {
     fn mock(&self, label: &str, step_ms: f64) -> Mock {
         let (log, clock) = (self.log.clone(), self.clock.clone());
-        Mock { label: label.into(), log, clock, step_ms, fails_at: None, short: 0, requests: 0 }
+        let label = label.into();
+        Mock { label, log, clock, step_ms, fails_at: None, short: 0, requests: 0, steps: 0, slow_steps: 0 }
     }
 
     fn run(&self, target: &mut Mock, protocol: &Protocol) -> Result<Run> {
@@ -80,11 +89,11 @@ impl Setup {
 }
 
 fn prompts(n: u32) -> Vec<Prompt> {
-    (0..n).map(|i| Prompt { id: format!("p{i}"), token_ids: vec![i, 9, 9] }).collect()
+    (0..n).map(|i| Prompt { id: format!("p{i}"), input: Input::Ids(vec![i, 9, 9]) }).collect()
 }
 
 fn protocol() -> Protocol {
-    Protocol { warmup_prompts: 4, warmup_tokens: 2, max_tokens: 6, ignore_eos: true }
+    Protocol { warmup_prompts: 4, warmup_tokens: 2, max_tokens: 6, ignore_eos: true, warmup_limit_ms: 0 }
 }
 
 #[test]
@@ -95,6 +104,48 @@ fn warm_ups_come_first_then_each_prompt_once_in_order() {
     assert!(s.log.borrow().iter().all(|c| c.3), "end-of-sequence is ignored");
     assert_eq!((run.complete, run.failure.as_ref(), run.planned), (true, None, 3));
     assert_eq!(run.samples.iter().map(|s| s.id.as_str()).collect::<Vec<_>>(), ["p0", "p1", "p2"]);
+}
+
+#[test]
+fn a_warm_up_lasts_until_steps_agree_or_time_is_up() {
+    let s = setup();
+    let mut cold = s.mock("a", 2.0);
+    // One step a warm-up request.
+    cold.slow_steps = 3;
+    let patient = Protocol { warmup_limit_ms: 1000, ..protocol() };
+    let done = s.run(&mut cold, &patient).unwrap();
+    // 3 slow steps, then 5 that agree.
+    assert_eq!(done.warmup, Warmup { requests: 8, steps: 8, steady: Some(true) });
+    assert!(done.samples.iter().all(|s| s.wall_ms == 20.0), "no warm-up is timed");
+    // A step that never agrees with the one before it.
+    struct Restless(Mock);
+    impl Target for Restless {
+        fn label(&self) -> &str {
+            "restless"
+        }
+
+        fn generate(&mut self, p: &Input, n: usize, eos: bool) -> std::result::Result<Sample, Failure> {
+            self.0.step_ms *= 1.02;
+            self.0.generate(p, n, eos)
+        }
+    }
+    let mut restless = Restless(s.mock("b", 2.0));
+    let done = run(&mut restless, &prompts(1), &patient, s.context(&mut |_| {})).unwrap();
+    assert_eq!((done.warmup.steady, done.complete), (Some(false), true));
+    assert!(done.warmup.requests > 20, "{:?}", done.warmup);
+    let impatient = run(&mut restless, &prompts(1), &protocol(), s.context(&mut |_| {})).unwrap();
+    assert_eq!(impatient.warmup.requests, 4);
+    let one_token = Protocol { max_tokens: 1, ..patient };
+    assert_eq!(s.run(&mut cold, &one_token).unwrap().warmup, Warmup { requests: 4, steps: 0, steady: None });
+}
+
+#[test]
+fn outputs_are_kept_beside_the_samples() {
+    let s = setup();
+    let done = s.run(&mut s.mock("a", 2.0), &protocol()).unwrap();
+    assert_eq!(done.outputs[2], Output::Ids(vec![2; 6]));
+    let text = Output::Text { text: "ab".into(), tokens: 3 };
+    assert_eq!((text.tokens(), text.sha256()), (3, sha256_hex(b"ab")));
 }
 
 #[test]
@@ -191,7 +242,7 @@ fn nothing_to_run_is_an_error_before_anything_is_run() {
         run(&mut target, prompts, &protocol, s.context(&mut |_| {})).unwrap_err().to_string()
     };
     assert_eq!(error(&[], protocol()), "prompts: expected at least one, found none");
-    let empty = Prompt { id: "x".into(), token_ids: vec![] };
+    let empty = Prompt { id: "x".into(), input: Input::Ids(vec![]) };
     assert!(error(&[empty], protocol()).contains("none in `x`"));
     assert!(error(&prompts(1), Protocol { max_tokens: 0, ..protocol() }).starts_with("max_tokens"));
     assert!(error(&prompts(1), Protocol { warmup_tokens: 0, ..protocol() }).starts_with("warmup_tokens"));

@@ -8,18 +8,26 @@ use clap::{Args, Subcommand};
 mod acceptance;
 mod claim;
 mod compare;
+mod components;
 mod export;
 mod gap;
 mod history;
 mod import;
+mod interleave;
+mod lever;
+mod measure;
+mod processes;
+mod profile;
 mod prompts;
 mod report;
 mod roofline;
 pub mod run;
+mod schema;
+mod served;
 mod simulate;
 
+pub use measure::{Measuring, Side, measure};
 pub use prompts::PromptArgs;
-pub use run::{Side, measure};
 
 #[derive(Args)]
 pub struct BenchArgs {
@@ -35,6 +43,10 @@ pub enum BenchCommand {
     Run(Box<run::RunArgs>),
     /// What a drafter yields: tokens a step and acceptance by depth, in and outside repetition loops.
     Acceptance(Box<acceptance::AcceptanceArgs>),
+    /// What a step's time is made of: drafting, the target's pass by op, acceptance, the host.
+    Profile(Box<profile::ProfileArgs>),
+    /// One knob at a time: predicted, measured, explained, judged.
+    Lever(Box<lever::LeverArgs>),
     /// Two sets of records, run in turn: is the second faster?
     Compare(compare::CompareArgs),
     /// What the best of N draws is worth: luck, ceiling, and the chance that it verifies.
@@ -52,8 +64,12 @@ pub enum BenchCommand {
     /// Read files of others: draws, step times, boards, runs, results of other benchmarks.
     #[command(subcommand)]
     Import(import::ImportCommand),
+    /// Many runs of one configuration: their interval, and what their spread is made of.
+    Components(components::ComponentsArgs),
     /// Write records for other tools.
     Export(export::ExportArgs),
+    /// JSON Schema of a record.
+    Schema(schema::SchemaArgs),
 }
 
 impl BenchArgs {
@@ -61,6 +77,8 @@ impl BenchArgs {
         match &self.command {
             Some(BenchCommand::Run(args)) => args.json,
             Some(BenchCommand::Acceptance(args)) => args.json,
+            Some(BenchCommand::Profile(args)) => args.json,
+            Some(BenchCommand::Lever(args)) => args.json,
             Some(BenchCommand::Compare(args)) => args.json,
             Some(BenchCommand::Claim(args)) => args.json,
             Some(BenchCommand::Gap(args)) => args.json,
@@ -69,7 +87,9 @@ impl BenchArgs {
             Some(BenchCommand::Roofline(args)) => args.json,
             Some(BenchCommand::Simulate(args)) => args.json,
             Some(BenchCommand::Import(command)) => command.json(),
+            Some(BenchCommand::Components(args)) => args.json,
             Some(BenchCommand::Export(args)) => args.json,
+            Some(BenchCommand::Schema(_)) => true,
             None => self.run.json,
         }
     }
@@ -79,6 +99,8 @@ pub fn run(args: &BenchArgs, quiet: bool) -> Result<ExitCode> {
     match &args.command {
         Some(BenchCommand::Run(args)) => run::run(args, quiet),
         Some(BenchCommand::Acceptance(args)) => acceptance::run(args, quiet),
+        Some(BenchCommand::Profile(args)) => profile::run(args, quiet),
+        Some(BenchCommand::Lever(args)) => lever::run(args, quiet),
         Some(BenchCommand::Compare(args)) => compare::run(args),
         Some(BenchCommand::Claim(args)) => claim::run(args),
         Some(BenchCommand::Gap(args)) => gap::run(args, quiet),
@@ -87,7 +109,9 @@ pub fn run(args: &BenchArgs, quiet: bool) -> Result<ExitCode> {
         Some(BenchCommand::Roofline(args)) => roofline::run(args),
         Some(BenchCommand::Simulate(args)) => simulate::run(args),
         Some(BenchCommand::Import(command)) => import::run(command),
+        Some(BenchCommand::Components(args)) => components::run(args),
         Some(BenchCommand::Export(args)) => export::run(args),
+        Some(BenchCommand::Schema(_)) => schema::run(),
         None => run::run(&args.run, quiet),
     }
 }

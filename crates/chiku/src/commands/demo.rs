@@ -19,7 +19,7 @@ use runtime::generate::{GenerateOptions, greedy};
 use runtime::tokenizer::Tokenizer;
 use serde::Serialize;
 
-use super::bench::{PromptArgs, Side, measure};
+use super::bench::{Measuring, PromptArgs, Side, measure};
 use super::verify::identity;
 use crate::args::{Backend, EngineArgs, PrecisionArg};
 use crate::draft::DraftArgs;
@@ -142,13 +142,19 @@ pub fn run(args: &DemoArgs, quiet: bool) -> Result<ExitCode> {
     stage.say(&table::verdict(&verify));
 
     stage.say("5. Measure it: both checkpoints on the same prompts, in turn");
-    let sides = [
-        Side { label: "nano".into(), model: baseline.clone(), draft: None },
-        Side { label: "baked".into(), model: baked.clone(), draft: None },
-    ];
+    let sides = [("nano", &baseline), ("baked", &baked)].map(|(label, model)| Side {
+        label: label.into(),
+        model: model.clone(),
+        engine: stage.engine.clone(),
+        draft: None,
+        source: None,
+    });
     let prompts = public.read(&baked, MEASURED.0)?;
-    let protocol = Protocol { max_tokens: MEASURED.1, ..Default::default() };
-    let mut records = measure(&sides, &stage.engine, &prompts, &protocol, 1, stage.quiet || stage.json)?;
+    // A demonstration does not wait long for a steady machine.
+    let protocol = Protocol { max_tokens: MEASURED.1, warmup_limit_ms: 1000, ..Default::default() };
+    let quiet = stage.quiet || stage.json;
+    let how = Measuring { protocol: &protocol, seed: 1, discarded: &[], quiet };
+    let mut records = measure(&sides, &prompts, &how)?.records;
     stage.go_on()?;
     let record = stage.out.join("record.jsonl");
     for r in &mut records {

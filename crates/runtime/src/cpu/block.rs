@@ -5,6 +5,7 @@ use kernels::cpu::{Isa, matmul};
 
 use super::ops::{self, Rotation};
 use crate::model::{BlockWeights, Weights};
+use crate::op_clock::{Marks, Op};
 
 /// `x W^T` for every row of x.
 pub(crate) fn multiply(isa: Isa, w: &Weights, x: &[f32]) -> Vec<f32> {
@@ -25,21 +26,25 @@ impl BlockWeights {
     }
 
     /// Queries `[rows, heads, head_dim]` of the normed rows `y`: a norm over each head, then the rotary embedding.
-    pub(crate) fn queries(&self, isa: Isa, y: &[f32], rotations: &[Rotation], eps: f32) -> Vec<f32> {
+    pub(crate) fn queries(&self, isa: Isa, y: &[f32], rotations: &[Rotation], eps: f32, marks: Marks) -> Vec<f32> {
         let mut q = multiply(isa, &self.q_proj, y);
+        marks.mark(Op::Qkv);
         for (row, rotation) in q.chunks_exact_mut(self.q_proj.rows()).zip(rotations) {
             for head in row.chunks_exact_mut(self.head_dim()) {
                 ops::rms_norm(head, Some(&self.q_norm), eps);
                 rotation.apply(head);
             }
         }
+        marks.mark(Op::Norms);
         q
     }
 
     /// `x + rms(W_o attended)`.
-    pub(crate) fn add_attention(&self, isa: Isa, x: &mut [f32], attended: &[f32], eps: f32) {
+    pub(crate) fn add_attention(&self, isa: Isa, x: &mut [f32], attended: &[f32], eps: f32, marks: Marks) {
         let projected = multiply(isa, &self.o_proj, attended);
+        marks.mark(Op::Output);
         ops::add(x, &ops::normed(&projected, &self.post_attention_norm, eps));
+        marks.mark(Op::Norms);
     }
 
     /// `gelu(W_g y) * W_u y` of the normed rows `y`.
@@ -50,9 +55,11 @@ impl BlockWeights {
     }
 
     /// `x + rms(W_d product)`.
-    pub(crate) fn add_mlp(&self, isa: Isa, x: &mut [f32], product: &[f32], eps: f32) {
+    pub(crate) fn add_mlp(&self, isa: Isa, x: &mut [f32], product: &[f32], eps: f32, marks: Marks) {
         let mlp = multiply(isa, &self.down_proj, product);
+        marks.mark(Op::Down);
         ops::add(x, &ops::normed(&mlp, &self.post_feedforward_norm, eps));
+        marks.mark(Op::Norms);
     }
 
     /// The scalar multiplies the whole stream, last.

@@ -11,6 +11,7 @@ use super::kv::KvCache;
 use super::ops;
 use crate::config::{LayerConfig, LayerKind, ModelConfig};
 use crate::model::{LayerWeights, Model};
+use crate::op_clock::{Marks, Op, OpClock};
 
 /// A point of the computation, for who looks at intermediate values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -105,11 +106,20 @@ struct Place {
 /// Appends the chain of `batch` to the sequence in `kv`, puts its side rows into side slots, and computes the wanted logits.
 ///
 /// The caller has checked that ids are in the vocabulary, that side rows stand inside the chain, and that `wanted` exists.
-pub(crate) fn forward(isa: Isa, model: &Model, kv: &mut KvCache, batch: Batch, observe: &mut Observer) -> Pass {
+pub(crate) fn forward(
+    isa: Isa,
+    model: &Model,
+    kv: &mut KvCache,
+    batch: Batch,
+    clock: Option<&OpClock>,
+    observe: &mut Observer,
+) -> Pass {
     let config = model.config();
-    let pass = Computation { isa, model, config };
+    let marks = Marks::begin(clock);
+    let pass = Computation { isa, model, config, marks };
     let begin = kv.len();
     let mut rows = pass.rows(&batch, begin);
+    marks.mark(Op::Embedding);
     let mut stage = Stage::Embed;
     while stage != Stage::FinalNorm {
         observe(stage, rows.values(stage));
@@ -126,6 +136,7 @@ pub(crate) fn forward(isa: Isa, model: &Model, kv: &mut KvCache, batch: Batch, o
     if let Some(cap) = config.final_logit_softcapping {
         ops::each_row(&mut logits, model.head().rows(), 50, |_, row| ops::softcap(row, cap));
     }
+    marks.mark(Op::Head);
     Pass { hidden, logits }
 }
 
@@ -154,6 +165,7 @@ pub(crate) struct Computation<'a> {
     pub isa: Isa,
     pub model: &'a Model,
     pub config: &'a ModelConfig,
+    pub marks: Marks<'a>,
 }
 
 impl Computation<'_> {
@@ -177,6 +189,7 @@ impl Computation<'_> {
         match stage {
             Stage::Embed => {
                 rows.ple = self.per_layer_inputs(&rows.tokens, &rows.x);
+                self.marks.mark(Op::PerLayer);
                 Stage::Ple
             }
             Stage::Ple => self.enter(0, rows),
@@ -213,28 +226,31 @@ impl Computation<'_> {
             None => (&self.model.final_norm, Stage::FinalNorm),
         };
         rows.input = ops::normed(&rows.x, norm, self.config.rms_norm_eps);
+        self.marks.mark(Op::Norms);
         stage
     }
 
     /// Section 4: attention, MLP and per-layer input, each added to the residual stream after a norm of its own.
     fn inside(&self, l: usize, input: LayerInput, rows: &mut Rows, kv: &mut KvCache) -> Stage {
-        let (isa, eps, w) = (self.isa, self.config.rms_norm_eps, &self.model.layers[l]);
+        let (isa, eps, w, marks) = (self.isa, self.config.rms_norm_eps, &self.model.layers[l], self.marks);
         let next = match (input, &w.ple) {
             (LayerInput::Attention, _) => {
                 rows.input = self.attention(l, w, rows, kv);
                 LayerInput::Attended
             }
             (LayerInput::Attended, _) => {
-                w.block.add_attention(isa, &mut rows.x, &rows.input, eps);
+                w.block.add_attention(isa, &mut rows.x, &rows.input, eps, marks);
                 rows.input = ops::normed(&rows.x, &w.block.pre_feedforward_norm, eps);
+                marks.mark(Op::Norms);
                 LayerInput::Mlp
             }
             (LayerInput::Mlp, _) => {
                 rows.input = w.block.mlp_product(isa, &rows.input);
+                marks.mark(Op::GateUp);
                 LayerInput::MlpProduct
             }
             (LayerInput::MlpProduct, ple) => {
-                w.block.add_mlp(isa, &mut rows.x, &rows.input, eps);
+                w.block.add_mlp(isa, &mut rows.x, &rows.input, eps, marks);
                 if ple.is_none() {
                     w.block.scale(&mut rows.x);
                     return Stage::Layer(l);
@@ -248,12 +264,14 @@ impl Computation<'_> {
                     rows.ple.chunks_exact(layers * size).flat_map(|row| &row[l * size..][..size]).copied().collect();
                 ops::gelu_times(&mut gate, &inputs);
                 rows.input = gate;
+                marks.mark(Op::PerLayer);
                 LayerInput::PleProduct
             }
             (LayerInput::PleProduct, Some(ple)) => {
                 let projected = multiply(isa, &ple.projection, &rows.input);
                 ops::add(&mut rows.x, &ops::normed(&projected, &ple.post_norm, eps));
                 w.block.scale(&mut rows.x);
+                marks.mark(Op::PerLayer);
                 return Stage::Layer(l);
             }
             // Never reached: without per-layer inputs the layer ends before them.
@@ -269,9 +287,11 @@ impl Computation<'_> {
         let y = &rows.input;
         let positions: Vec<usize> = rows.places.iter().map(|p| p.position).collect();
         let rotations = w.block.rotations(&positions);
+        self.marks.mark(Op::Norms);
 
         if let Some(own) = &w.kv {
             let (mut k, mut v) = (multiply(isa, &own.k_proj, y), multiply(isa, &own.v_proj, y));
+            self.marks.mark(Op::Qkv);
             for (row, rotation) in k.chunks_exact_mut(layer.kv_heads * dim).zip(&rotations) {
                 for head in row.chunks_exact_mut(dim) {
                     ops::rms_norm(head, Some(&own.k_norm), eps);
@@ -279,10 +299,12 @@ impl Computation<'_> {
                 }
             }
             v.chunks_exact_mut(dim).for_each(|head| ops::rms_norm(head, None, eps));
+            self.marks.mark(Op::Norms);
             kv.append(l, &k, &v, rows.chain);
+            self.marks.mark(Op::Attention);
         }
 
-        let q = w.block.queries(isa, y, &rotations, eps);
+        let q = w.block.queries(isa, y, &rotations, eps, self.marks);
         let source = config.kv_layer(l);
         let (cached, side) = (kv.view(source), kv.side(source));
         let queries_per_kv = heads / layer.kv_heads;
@@ -297,6 +319,7 @@ impl Computation<'_> {
             let visible = visible(layer, config, place.position);
             attend(isa, &q[i * dim..][..dim], cached, head, visible, Some(own), out);
         });
+        self.marks.mark(Op::Attention);
         out
     }
 }

@@ -19,6 +19,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::model::{BlockWeights, Loader, Model, Weights};
 use crate::names;
+use crate::op_clock::Marks;
 use crate::speculate::{MAX_BRANCHES, Shape};
 
 /// Where the query stands and how much a sliding layer sees. Both are lossless; acceptance may differ.
@@ -153,10 +154,10 @@ impl MtpDrafter {
         let mut x = multiply(isa, &self.pre_projection, &input);
         for layer in &self.layers {
             let attended = self.attention(layer, isa, &x, engine);
-            layer.block.add_attention(isa, &mut x, &attended, eps);
+            layer.block.add_attention(isa, &mut x, &attended, eps, Marks::default());
             let y = ops::normed(&x, &layer.block.pre_feedforward_norm, eps);
             let product = layer.block.mlp_product(isa, &y);
-            layer.block.add_mlp(isa, &mut x, &product, eps);
+            layer.block.add_mlp(isa, &mut x, &product, eps, Marks::default());
             layer.block.scale(&mut x);
         }
         let out = ops::normed(&x, &self.final_norm, eps);
@@ -176,7 +177,7 @@ impl MtpDrafter {
             LayerKind::Sliding => engine.len().saturating_sub(window),
         };
         let y = ops::normed(x, &layer.block.input_norm, eps);
-        let q = layer.block.queries(isa, &y, &layer.block.rotations(&[position]), eps);
+        let q = layer.block.queries(isa, &y, &layer.block.rotations(&[position]), eps, Marks::default());
         let kv: KvView = engine.kv_view(layer.source);
         let queries_per_kv = self.config.num_attention_heads / layer.config.kv_heads;
         let mut out = vec![0.0; q.len()];

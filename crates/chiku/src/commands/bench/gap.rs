@@ -11,9 +11,9 @@ use bench::stats::{BootstrapOptions, Estimate, Throughput};
 use clap::Args;
 use serde_json::json;
 
+use super::measure::{Measuring, Side, measure};
 use super::prompts::PromptArgs;
-use super::run::{Side, measure};
-use crate::args::{EngineArgs, ModelArgs};
+use crate::args::EngineArgs;
 use crate::draft::DraftArgs;
 use crate::exit::INTERRUPTED;
 use crate::interrupt;
@@ -208,13 +208,14 @@ fn one(path: &Path) -> Result<Vec<(String, Request)>> {
 
 /// Both prompt sets, measured with the same model; `None` after an interrupt.
 fn measured(args: &GapArgs, quiet: bool) -> Result<Option<(Vec<Request>, Vec<Request>)>> {
-    let source = ModelArgs { model: args.model.clone(), engine: args.engine.clone() };
-    let sides = [Side { label: args.model.clone(), model: source.load()?, draft: Some(args.draft.clone()) }];
-    let protocol = Protocol { max_tokens: args.max_tokens, ..Default::default() };
+    let sides = [Side::load(&args.model, &args.engine, Some(args.draft.clone()))?];
+    // Two short runs: a long wait for a steady machine would take more time than they do.
+    let protocol = Protocol { max_tokens: args.max_tokens, warmup_limit_ms: 2000, ..Default::default() };
     let side = |prompts: &str| -> Result<Vec<Request>> {
         let set = PromptArgs { prompts: prompts.into(), chat: false, raw: false };
         let prompts = set.read(&sides[0].model, args.limit)?;
-        let records = measure(&sides, &args.engine, &prompts, &protocol, args.seed, quiet)?;
+        let how = Measuring { protocol: &protocol, seed: args.seed, discarded: &[], quiet };
+        let records = measure(&sides, &prompts, &how)?.records;
         if let Some(failure) = records.iter().find_map(|r| r.failure.as_ref()) {
             bail!("the run ended early: {failure}");
         }

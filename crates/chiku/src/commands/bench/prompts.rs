@@ -25,8 +25,8 @@ pub struct PromptArgs {
 }
 
 impl PromptArgs {
-    /// The set (its identity, for records) and the first `limit` prompts as tokens of `model`.
-    pub fn read(&self, model: &Model, limit: usize) -> Result<(PromptSet, Vec<Prompt>)> {
+    /// The set, its first `limit` prompts alone.
+    pub fn set(&self, limit: usize) -> Result<PromptSet> {
         let path = match self.prompts.as_str() {
             name @ ("public" | "heldout") => runtime::nano::directory()?.join(format!("prompts/{name}.jsonl")),
             path => PathBuf::from(path),
@@ -37,7 +37,12 @@ impl PromptArgs {
         } else if self.raw {
             set = set.with_form(Form::Raw);
         }
-        let set = set.take(limit);
+        Ok(set.take(limit))
+    }
+
+    /// The set (its identity, for records) and the first `limit` prompts as tokens of `model`.
+    pub fn read(&self, model: &Model, limit: usize) -> Result<(PromptSet, Vec<Prompt>)> {
+        let set = self.set(limit)?;
         let dir = model.checkpoint().dir();
         let (tokenizer, template) = (Tokenizer::open(dir)?, ChatTemplate::open(dir)?);
         let prompts = set.encode(|p| bench::engine::encode(p, &tokenizer, template.as_ref()))?;

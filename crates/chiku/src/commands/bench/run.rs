@@ -2,36 +2,42 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use anyhow::{Result, bail};
-use bench::compare::Comparison;
-use bench::engine::EngineTarget;
-use bench::environment::{Binary, CheckpointHash, Environment};
-use bench::prompts::PromptSet;
-use bench::protocol::{self, Monotonic, Protocol, Run};
-use bench::record::{Figure, Kind, Record, Setup, TargetInfo};
-use bench::stats::BootstrapOptions;
-use clap::Args;
-use ppl::paths::Prompt;
-use runtime::Model;
+use anyhow::{Context, Result, bail};
+use bench::environment::Environment;
+use bench::export::field;
+use bench::protocol::{Output, Protocol};
+use bench::record::{Discarded, Record};
+use clap::{Args, ValueEnum};
+use runtime::tokenizer::Tokenizer;
 
+pub use super::measure::binary;
+use super::measure::{Measured, Measuring, Side, append, measure};
 use super::prompts::PromptArgs;
-use crate::args::{EngineArgs, ModelArgs};
+use super::served::{self, ServedArgs};
+use super::{interleave, processes};
+use crate::args::EngineArgs;
 use crate::draft::DraftArgs;
 use crate::exit::{INPUT, INTERRUPTED};
 use crate::interrupt;
-use crate::output::{Unit, bar, megabytes};
+use crate::output::megabytes;
 
 #[derive(Args)]
 #[command(
     after_help = "The protocol is the field's: greedy, one request at a time, warm-ups first, end-of-text ignored; tokens/s are all \
 completion tokens over the wall time of the whole sequence, prefill inside. Ctrl-C keeps what is done.
 
+A prompt file that is none of the public sets is private: the record holds its hash and counts, neither its name nor its ids. The \
+directory of `--export field` does hold the prompts, as the field's files do.
+
 Examples:
   chiku bench run --model nano --limit 16 --max-tokens 64
   chiku bench run --model nano-int4 --against nano --limit 32 --out samples.jsonl
-  chiku bench run --model nano --node-id node-7 --out draw-7.jsonl"
+  chiku bench run --model nano --node-id node-7 --out draw-7.jsonl
+  chiku bench run --interleave base deeper.toml --limit 32
+  chiku bench run --url http://127.0.0.1:8000 --chat --limit 16
+  chiku bench run --processes 5 --limit 32 --out draws.jsonl
+  chiku bench run --model nano --prompts eval_prompts_sharegpt.json --export field --export-dir my-run"
 )]
 pub struct RunArgs {
     /// A checkpoint directory in Hugging Face layout, or `nano` for the embedded model.
@@ -44,6 +50,17 @@ pub struct RunArgs {
     /// Decode this checkpoint plainly, alternately with --model on the same prompts, and compare.
     #[arg(long, value_name = "DIR|nano")]
     pub against: Option<String>,
+    /// Run two configurations alternately (A B, B A, ...) on the same prompts, and compare. Each is a TOML file, its fields named as
+    /// the options are (model, draft, drafter, k, tree, centroids, draft-convention, precision, threads, context) and label; or
+    /// `base`: what the last good record of this machine ran.
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["model", "against", "draft", "drafter", "k", "tree",
+        "centroids", "draft_convention", "backend", "precision", "threads", "context"])]
+    pub interleave: Vec<String>,
+    #[command(flatten)]
+    pub served: ServedArgs,
+    /// Run this often, each in a process of its own, and pool the runs.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N")]
+    pub processes: u16,
     #[command(flatten)]
     pub prompts: PromptArgs,
     /// Prompts to run, from the start of the set.
@@ -55,6 +72,9 @@ pub struct RunArgs {
     /// Untimed requests before the first timed one.
     #[arg(long, default_value_t = 4, value_name = "N")]
     pub warmup: usize,
+    /// Longest time to wait, with further warm-ups, until 5 consecutive steps agree within 1 %; 0: they need not.
+    #[arg(long, default_value_t = 10.0, value_parser = seconds, value_name = "SECONDS")]
+    pub warmup_limit: f64,
     /// End a completion at end-of-text instead of running through it.
     #[arg(long)]
     pub stop_at_eos: bool,
@@ -64,12 +84,36 @@ pub struct RunArgs {
     /// Name of this machine among like ones, for the record: two records with the same one are draws of one node.
     #[arg(long, value_parser = node_id, value_name = "ID")]
     pub node_id: Option<String>,
+    /// A run that was thrown away before this one, and why, for the record; may be given again.
+    #[arg(long, value_name = "REASON")]
+    pub discarded: Vec<String>,
+    /// Write the run in the format of others, too.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub export: Option<ExportFormat>,
+    /// New directory for --export [default: the record's file with `.field` in the place of its extension].
+    #[arg(long, requires = "export", value_name = "DIR")]
+    pub export_dir: Option<PathBuf>,
     /// JSONL file to append the record to [default: results/YEAR/MACHINE-MONTH.jsonl].
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Print the records as JSON, without the samples.
     #[arg(long)]
     pub json: bool,
+}
+
+/// `--export`.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum ExportFormat {
+    /// summary.json, benchmark.jsonl, decode_outputs.jsonl of the field's job.
+    Field,
+}
+
+/// A time that is not negative.
+pub fn seconds(text: &str) -> std::result::Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|s| (0.0..=1e6).contains(s))
+        .ok_or_else(|| "a number of seconds from 0 on is needed".into())
 }
 
 /// A name without blanks and control characters, as node names are.
@@ -82,147 +126,121 @@ pub fn node_id(text: &str) -> std::result::Result<String, String> {
     }
 }
 
-/// A loaded model to be timed.
-pub struct Side {
-    /// Name in reports.
-    pub label: String,
-    /// The model.
-    pub model: Arc<Model>,
-    /// Who drafts for it.
-    pub draft: Option<DraftArgs>,
-}
-
-/// Times one or two models. Two are run alternately; the second record then holds the comparison with the first.
-pub fn measure(
-    sides: &[Side],
-    engine: &EngineArgs,
-    (set, prompts): &(PromptSet, Vec<Prompt>),
-    protocol: &Protocol,
-    seed: u64,
-    quiet: bool,
-) -> Result<Vec<Record>> {
-    let cancel = interrupt::flag()?;
-    let environment = Environment::capture();
-    if let (Some(load), Some(cpus)) = (environment.load_1m, environment.cpus)
-        && load > cpus as f64
-    {
-        crate::errln!(
-            "warning: the load is {load:.1} on {cpus} processors: times will say more about the neighbours than about this program"
-        );
-    }
-    let mut targets = Vec::new();
-    let mut flags = Vec::new();
-    for side in sides {
-        let stop_ids = side.model.checkpoint().generation().stop_ids.clone();
-        let target = EngineTarget::new(&side.label, engine.engine(&side.model)?, stop_ids, cancel);
-        flags.push(vec![format!("isa={}", target.engine().isa())]);
-        let drafting = match &side.draft {
-            Some(draft) => draft.drafting(&side.model)?.map(|d| (draft.flags(&d), d)),
-            None => None,
-        };
-        targets.push(match drafting {
-            None => target,
-            Some((set, d)) => {
-                flags.last_mut().into_iter().for_each(|f| f.extend_from_slice(&set));
-                target.with_drafts(d.drafter, d.shape)
-            }
-        });
-    }
-    let mut infos: Vec<(TargetInfo, CheckpointHash)> = Vec::new();
-    for ((side, target), flags) in sides.iter().zip(&targets).zip(flags) {
-        let info = TargetInfo {
-            label: side.label.clone(),
-            backend: "cpu".into(),
-            precision: runtime::Precision::from(engine.precision).as_str().into(),
-            threads: target.engine().threads(),
-            flags,
-        };
-        infos.push((info, CheckpointHash::of(&side.label, side.model.checkpoint())?));
-    }
-
-    let progress = bar("measuring", (prompts.len() * sides.len()) as u64, Unit::Count, quiet);
-    let mut show = |p: protocol::Progress<'_>| {
-        if !p.warmup {
-            progress.set_position(p.done as u64);
+impl RunArgs {
+    fn protocol(&self) -> Protocol {
+        Protocol {
+            warmup_prompts: self.warmup,
+            max_tokens: self.max_tokens,
+            ignore_eos: !self.stop_at_eos,
+            warmup_limit_ms: (self.warmup_limit * 1e3) as u64,
+            ..Default::default()
         }
-    };
-    let context = protocol::Context { clock: &Monotonic::start(), cancel, progress: &mut show };
-    let runs: Vec<Run> = match &mut targets[..] {
-        [one] => vec![protocol::run(one, prompts, protocol, context)?],
-        [a, b] => protocol::interleave(a, b, prompts, protocol, context)?.into(),
-        _ => bail!("one or two models can be measured, not {}", sides.len()),
-    };
-    progress.finish_and_clear();
-
-    let options = BootstrapOptions { seed, ..Default::default() };
-    let comparison = match &runs[..] {
-        [a, b] if a.samples.len().min(b.samples.len()) >= 2 => Some(Comparison::new(a, b, &options)?),
-        _ => None,
-    };
-    let mut records = Vec::new();
-    for ((run, side), (target, checkpoint)) in runs.into_iter().zip(sides).zip(infos) {
-        let setup = Setup {
-            binary: binary(),
-            environment: environment.clone(),
-            target,
-            checkpoint,
-            prompts: set.clone(),
-            protocol: protocol.clone(),
-        };
-        let mut record = Record::measured(run, setup, &options)?;
-        if let Some(result) = &mut record.result {
-            result.bytes_per_step = Some(Figure {
-                kind: Kind::Projected,
-                value: side.model.step_weight_bytes() as f64,
-                source: "sum of the sizes of all matrices that a step multiplies with, each read once".into(),
-            });
-        }
-        records.push(record);
     }
-    if let Some(last) = records.last_mut() {
-        last.comparison = comparison;
-    }
-    Ok(records)
-}
 
-pub fn binary() -> Binary {
-    let planted = if cfg!(feature = "planted-slow-step") { "-planted-slow-step" } else { "" };
-    let commit = Some(env!("CHIKU_BUILD_COMMIT").to_string()).filter(|c| !c.is_empty());
-    Binary { version: env!("CARGO_PKG_VERSION").into(), commit: commit.map(|c| c + planted) }
+    /// The results file.
+    fn path(&self) -> PathBuf {
+        let monthly = || bench::log::monthly(Path::new("results"), &Environment::capture().machine());
+        self.out.clone().unwrap_or_else(monthly)
+    }
+
+    /// Where to export to, if at all.
+    fn export_dir(&self, path: &Path) -> Option<PathBuf> {
+        self.export.map(|_| self.export_dir.clone().unwrap_or_else(|| path.with_extension("field")))
+    }
 }
 
 pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
-    let side = |model: &str, draft: Option<DraftArgs>| -> Result<Side> {
-        let source = ModelArgs { model: model.into(), engine: args.engine.clone() };
-        let label = model.trim_end_matches('/').rsplit('/').next().unwrap_or(model).to_string();
-        Ok(Side { label, model: source.load()?, draft })
+    let path = args.path();
+    let export_dir = args.export_dir(&path);
+    let two = args.against.is_some() || !args.interleave.is_empty();
+    if export_dir.is_some() && (two || args.processes > 1) {
+        bail!("--export writes one run of one configuration");
+    }
+    // Nothing is measured for a place that cannot be written; inputs that cannot be read come first, and leave no folder behind.
+    let places = || -> Result<()> {
+        bench::log::check(&path)?;
+        export_dir.as_deref().map(field::check).transpose()?;
+        Ok(())
     };
+    if args.processes > 1 {
+        return processes::run(args.processes.into(), &path, args.seed, args.json, quiet);
+    }
+    let (protocol, discarded) = (args.protocol(), thrown_away(&args.discarded));
+    if let Some(url) = &args.served.url {
+        let set = args.prompts.set(args.limit)?;
+        places()?;
+        let (mut record, outputs) =
+            served::measure(&args.served, url, &set, &protocol, (args.seed, &discarded), quiet)?;
+        record.node.clone_from(&args.node_id);
+        append(&path, std::slice::from_ref(&record))?;
+        if let Some(dir) = &export_dir {
+            let texts: Vec<String> = outputs.iter().map(|o| o.text().unwrap_or_default().to_string()).collect();
+            export(dir, &record, &set, None, &outputs, &texts)?;
+        }
+        return finish(args, &path, export_dir.as_deref(), &[record], quiet);
+    }
+    let sides = sides(args, &path)?;
+    let prompts = interleave::prompts(&args.prompts, &sides, args.limit)?;
+    places()?;
+    let how = Measuring { protocol: &protocol, seed: args.seed, discarded: &discarded, quiet };
+    let Measured { mut records, outputs } = measure(&sides, &prompts, &how)?;
+    records.iter_mut().for_each(|r| r.node.clone_from(&args.node_id));
+    append(&path, &records)?;
+    if let (Some(dir), Some(record), Some(outputs)) = (&export_dir, records.last(), outputs.last()) {
+        let tokenizer = Tokenizer::open(sides[0].model.checkpoint().dir())?;
+        let text = |o: &Output| tokenizer.decode(o.ids().unwrap_or_default());
+        let texts = outputs.iter().map(text).collect::<runtime::Result<Vec<String>>>()?;
+        export(dir, record, &prompts.0, Some(&prompts.1), outputs, &texts)?;
+    }
+    finish(args, &path, export_dir.as_deref(), &records, quiet)
+}
+
+/// What is measured: one model, or two in turn.
+fn sides(args: &RunArgs, path: &Path) -> Result<Vec<Side>> {
+    if !args.interleave.is_empty() {
+        return interleave::sides(&args.interleave, path);
+    }
     let mut sides = Vec::new();
     if let Some(baseline) = &args.against {
-        let mut plain = side(baseline, None)?;
+        let mut plain = Side::load(baseline, &args.engine, None)?;
         plain.label += "-plain";
         sides.push(plain);
     }
-    sides.push(side(&args.model, Some(args.draft.clone()))?);
-    let prompts = args.prompts.read(&sides[0].model, args.limit)?;
-    let protocol = Protocol {
-        warmup_prompts: args.warmup,
-        max_tokens: args.max_tokens,
-        ignore_eos: !args.stop_at_eos,
-        ..Default::default()
-    };
-    let path = match &args.out {
-        Some(path) => path.clone(),
-        None => bench::log::monthly(Path::new("results"), &Environment::capture().machine()),
-    };
-    bench::log::check(&path)?;
-    let mut records = measure(&sides, &args.engine, &prompts, &protocol, args.seed, quiet)?;
-    records.iter_mut().for_each(|r| r.node.clone_from(&args.node_id));
-    for record in &records {
-        if let Some(torn) = bench::log::append(&path, record)? {
-            crate::errln!("warning: {}: line {} is torn and was closed: {}", path.display(), torn.line, torn.reason);
-        }
+    sides.push(Side::load(&args.model, &args.engine, Some(args.draft.clone()))?);
+    Ok(sides)
+}
+
+fn thrown_away(reasons: &[String]) -> Vec<Discarded> {
+    reasons.iter().map(|reason| Discarded { what: "a run".into(), reason: reason.clone() }).collect()
+}
+
+/// Writes the run as a directory of the field; nothing where no request was finished.
+fn export(
+    dir: &Path,
+    record: &Record,
+    prompts: &bench::prompts::PromptSet,
+    prompt_ids: Option<&[ppl::paths::Prompt]>,
+    outputs: &[Output],
+    texts: &[String],
+) -> Result<()> {
+    if record.samples.is_empty() {
+        return Ok(());
     }
+    let run = field::FieldRun {
+        model: &record.target.label,
+        prompts,
+        prompt_ids,
+        protocol: &record.protocol,
+        planned: record.planned,
+        samples: &record.samples,
+        outputs,
+        texts,
+    };
+    run.write(dir).with_context(|| "the record is written, the export is not")
+}
+
+/// Shows the records that were appended to `path`, and says how it ended.
+fn finish(args: &RunArgs, path: &Path, exported: Option<&Path>, records: &[Record], quiet: bool) -> Result<ExitCode> {
     if args.json {
         let bare: Vec<Record> = records.iter().map(|r| Record { samples: vec![], ..r.clone() }).collect();
         crate::outln!("{}", serde_json::to_string_pretty(&bare)?);
@@ -230,6 +248,9 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
         records.iter().for_each(print);
         if !quiet {
             crate::outln!("record: {}", path.display());
+            if let Some(dir) = exported.filter(|d| d.exists()) {
+                crate::outln!("exported: {}", dir.display());
+            }
         }
     }
     if let Some(failure) = records.iter().find_map(|r| r.failure.as_ref()) {
@@ -253,6 +274,9 @@ fn print(r: &Record) {
     crate::outln!("  {done} of {planned} prompts x {} tokens in {:.2} s{state}", r.protocol.max_tokens, result.wall_s);
     if let (Some(prefill), Some(step), Some(tokens)) = (result.prefill_ms, result.step_ms, result.tokens_per_step) {
         crate::outln!("  median prefill {prefill:.2} ms, median step {step:.3} ms, {tokens:.2} tokens a step");
+    }
+    if r.warmup.is_some_and(|w| w.steady == Some(false)) {
+        crate::outln!("  the machine was not steady: no 5 consecutive warm-up steps agreed within 1 %");
     }
     if let Some(bytes) = &result.bytes_per_step {
         crate::outln!("  {} of weights a step (projected)", megabytes(bytes.value as u64));
