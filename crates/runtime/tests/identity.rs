@@ -5,6 +5,7 @@ mod common;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::*;
 use kernels::cpu::Isa;
@@ -135,29 +136,36 @@ fn shapes(chains: impl IntoIterator<Item = usize>) -> Vec<Shape> {
     chains.chain(STARS.map(|s| Shape::star(s.to_vec()).unwrap())).collect()
 }
 
+/// Precisions in which a model is computed in different ways.
+fn precisions(model: &Model) -> impl Iterator<Item = Precision> {
+    // Where no weights are packed, int8 is native.
+    let packed = model.config().quantization.is_some();
+    Precision::ALL.into_iter().filter(move |p| *p != Precision::Int8 || packed)
+}
+
 fn check(targets: &[&str], count: usize, tokens: usize, shapes: &[Shape], threads: usize) {
     for target in targets {
-        let model = model(target);
-        let prompts = prompts(target, &model, count);
-        // Where no weights are packed, int8 is native.
-        let packed = model.config().quantization.is_some();
-        for precision in Precision::ALL.into_iter().filter(|p| *p != Precision::Int8 || packed) {
-            let mut engine = Engine::new(model.clone(), &EngineOptions { precision, threads, context: None }).unwrap();
-            let begun = std::time::Instant::now();
-            for (p, prompt) in prompts.iter().enumerate() {
-                let truth = engine.on_its_threads(|engine| plain(engine, prompt, tokens));
-                for (s, shape) in shapes.iter().enumerate() {
-                    let mut drafter = drafter(target, &model, &truth, prompt, (p * 100 + s) as u64);
-                    let found = difference(&mut engine, &mut *drafter, prompt, shape, &truth);
-                    assert_eq!(found, None, "{target} {precision:?} prompt {p} shape {shape} on {threads} threads");
-                }
-            }
-            let (prompts, shapes, took) = (prompts.len(), shapes.len(), begun.elapsed().as_secs());
-            println!(
-                "{target}, {precision:?}: {prompts} prompts x {tokens} tokens in {shapes} shapes identical, {took} s"
-            );
+        for precision in precisions(&model(target)) {
+            check_one(target, precision, count, tokens, shapes, threads);
         }
     }
+}
+
+fn check_one(target: &str, precision: Precision, count: usize, tokens: usize, shapes: &[Shape], threads: usize) {
+    let model = model(target);
+    let prompts = prompts(target, &model, count);
+    let mut engine = Engine::new(model.clone(), &EngineOptions { precision, threads, context: None }).unwrap();
+    let begun = std::time::Instant::now();
+    for (p, prompt) in prompts.iter().enumerate() {
+        let truth = engine.on_its_threads(|engine| plain(engine, prompt, tokens));
+        for (s, shape) in shapes.iter().enumerate() {
+            let mut drafter = drafter(target, &model, &truth, prompt, (p * 100 + s) as u64);
+            let found = difference(&mut engine, &mut *drafter, prompt, shape, &truth);
+            assert_eq!(found, None, "{target} {precision:?} prompt {p} shape {shape} on {threads} threads");
+        }
+    }
+    let (prompts, shapes, took) = (prompts.len(), shapes.len(), begun.elapsed().as_secs());
+    println!("{target}, {precision:?}: {prompts} prompts x {tokens} tokens in {shapes} shapes identical, {took} s");
 }
 
 #[test]
@@ -173,25 +181,24 @@ fn any_number_of_threads_is_identical() {
     }
 }
 
-/// `just identity`: every target, 64 prompts of 256 tokens, chains of 1 to 15 and the stars. In pieces, so that cores share it.
+/// `just identity`: every target, 64 prompts of 256 tokens, chains of 1 to 15 and the stars.
 #[test]
 #[ignore = "minutes of work: run by `just identity`"]
-fn the_whole_matrix_is_identical_on_the_oracles_first_half() {
-    check(&TARGETS[..8], 64, 256, &shapes(1..=15), 1);
-}
-
-/// More of `just identity`.
-#[test]
-#[ignore = "minutes of work: run by `just identity`"]
-fn the_whole_matrix_is_identical_on_the_oracles_second_half() {
-    check(&TARGETS[8..17], 64, 256, &shapes(1..=15), 1);
-}
-
-/// The rest of `just identity`.
-#[test]
-#[ignore = "minutes of work: run by `just identity`"]
-fn the_whole_matrix_is_identical_on_nano() {
-    check(&["nano"], 64, 256, &shapes(1..=15), 1);
+fn the_whole_matrix_is_identical() {
+    let shapes = shapes(1..=15);
+    // The longest first, so that cores end at about the same time.
+    let pieces: Vec<(&str, Precision)> =
+        ["nano"].iter().chain(&TARGETS[..17]).flat_map(|t| precisions(&model(t)).map(|p| (*t, p))).collect();
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().unwrap().get() {
+            scope.spawn(|| {
+                while let Some((target, precision)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    check_one(target, *precision, 64, 256, &shapes, 1);
+                }
+            });
+        }
+    });
 }
 
 /// The test of the test.
