@@ -83,6 +83,9 @@ pub struct CheckResult {
     pub failure: Option<String>,
     /// What it measured.
     pub measured: Vec<Measured>,
+    /// What it would do on a GPU and did not do here: on an emulator nothing is timed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<&'static str>,
     /// How long it took in seconds.
     pub seconds: f64,
 }
@@ -99,6 +102,7 @@ impl From<Finding> for CheckResult {
             passed: failure.is_none(),
             failure,
             measured: f.measurements.into_iter().map(Measured::from).collect(),
+            skipped: f.skipped,
             seconds: f.seconds,
         }
     }
@@ -207,7 +211,7 @@ mod tests {
             of_peak: Some(1.0),
             samples_ms: vec![2.0],
         }];
-        Finding { name: "read", what: "all is read", outcome, measurements, seconds: 0.5 }.into()
+        Finding { name: "read", what: "all is read", outcome, measurements, skipped: None, seconds: 0.5 }.into()
     }
 
     fn record(checks: Vec<CheckResult>, complete: bool) -> GpuRecord {

@@ -28,7 +28,7 @@ mod stream;
 pub use buffer::{Buffer, Pinned};
 pub use command::{Argument, Command, Launch};
 #[cfg(all(feature = "emulator", target_arch = "x86_64"))]
-pub use emulated::{Counts, Emulation, Traffic};
+pub use emulated::{Alteration, Counts, Emulation, Traffic, exchange};
 pub use images::{Image, Target, images};
 pub use probe::{CudaDevice, OLDEST_CAPABILITY, Probe, probe};
 pub use stream::{Event, Graph, Stream};

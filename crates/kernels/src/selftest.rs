@@ -2,10 +2,16 @@
 //!
 //! | module | concept |
 //! |---|---|
-//! | [`vectors`] | test vectors that the emulator's tests and the self-test of a GPU share |
+//! | [`vectors`], [`cases`] | test vectors, and what is made of them, that the emulator's tests and the self-test of a GPU share |
 //! | `mma` | a row or column of a matrix product has the same bits in every slot, whatever its neighbours hold |
 //! | `bandwidth` | measured peak of reads and copies, on contents whose sum is known |
 //! | `gemm` | matrix products of every format: accurate, row invariant, and how fast weights come from memory |
+//! | `dot` | int8 weights with int8 inputs: exact |
+//! | `attention` | attention: accurate, the same bits in any company and on any grid, blind to stale keys and values |
+//! | `rows` | norms, embeddings, heads: accurate, the same bits in any company |
+//! | `decide` | choices, scores, acceptance, the branch's move, look-up: those of the rules |
+//! | `draft` | the drafter's passes: accurate, and one persistent kernel with the bits of a kernel a phase |
+//! | `speed` | attention, a layer with a chain and with a star, the drafter: how long on what no cache holds |
 //! | `launches` | the cost of a graph, a kernel boundary and a grid barrier; cooperative launches and pinned memory inside a graph |
 //!
 //! A family of kernels adds one file here and its checks to [`checks`]. A check runs on a GPU and on the emulator alike: there its shapes are
@@ -14,18 +20,32 @@
 
 use std::{cell::Cell, time::Instant};
 
-use crate::device::{Buffer, Command, Device, DeviceError, Graph, Properties};
+use crate::{
+    device::{Buffer, Command, Device, DeviceError, Graph, Properties},
+    step::StepError,
+};
 
+mod attention;
 mod bandwidth;
+pub mod cases;
+mod decide;
+mod dot;
+mod draft;
 mod gemm;
 mod launches;
 mod mma;
+#[cfg(all(test, feature = "emulator", target_arch = "x86_64"))]
+mod planted;
+mod rows;
+mod speed;
 pub mod vectors;
 
 /// Most of the measured peak that a rate can be: beyond it, the clock or the count of bytes is wrong.
 pub const MOST_OF_PEAK: f64 = 1.05;
 /// Timed replays of a graph.
 const REPLAYS: usize = 20;
+/// What a check that times says on the emulator.
+const NO_TIMES: &str = "times: an emulator has none";
 /// What outputs hold before a replay that must change them.
 const UNTOUCHED: u8 = 0xa5;
 
@@ -36,12 +56,16 @@ pub struct Check {
     pub name: &'static str,
     /// What it establishes, in a sentence.
     pub what: &'static str,
+    /// Whether it takes times; on the emulator, where none means anything, it says that it does not.
+    pub timed: bool,
     run: fn(&Subject) -> Result<Vec<Measurement>, Failure>,
 }
 
 /// All checks, in the order in which later ones rest on earlier ones.
 pub fn checks() -> Vec<Check> {
-    [mma::CHECKS, bandwidth::CHECKS, launches::CHECKS, gemm::CHECKS].concat()
+    let kernels =
+        [gemm::CHECKS, dot::CHECKS, attention::CHECKS, rows::CHECKS, decide::CHECKS, draft::CHECKS, speed::CHECKS];
+    [&[mma::CHECKS, bandwidth::CHECKS, launches::CHECKS], &kernels[..]].concat().concat()
 }
 
 /// A number that a check measured on a GPU.
@@ -79,19 +103,30 @@ pub struct Finding {
     pub outcome: Outcome,
     /// What it measured; nothing on the emulator.
     pub measurements: Vec<Measurement>,
+    /// What it would do on a GPU and did not do here.
+    pub skipped: Option<&'static str>,
     /// How long it took in seconds.
     pub seconds: f64,
 }
 
 /// Why a check did not pass.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+pub enum Failure {
     /// What it should establish does not hold.
     #[error("{0}")]
     Wrong(String),
     /// The device failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+}
+
+impl From<StepError> for Failure {
+    fn from(error: StepError) -> Failure {
+        match error {
+            StepError::Device(error) => Failure::Device(error),
+            other => Failure::Wrong(other.to_string()),
+        }
+    }
 }
 
 fn wrong<T>(what: impl Into<String>) -> Result<T, Failure> {
@@ -119,8 +154,9 @@ impl Subject {
             Ok(measurements) => (Outcome::Passed, measurements),
             Err(failure) => (Outcome::Failed(failure.to_string()), Vec::new()),
         };
-        let Check { name, what, .. } = *check;
-        Finding { name, what, outcome, measurements, seconds: begin.elapsed().as_secs_f64() }
+        let Check { name, what, timed, .. } = *check;
+        let skipped = (timed && self.properties.emulated).then_some(NO_TIMES);
+        Finding { name, what, outcome, measurements, skipped, seconds: begin.elapsed().as_secs_f64() }
     }
 
     /// `full` on a GPU, `small` on the emulator.
@@ -261,6 +297,7 @@ mod tests {
                 let finding = subject.run(check);
                 assert_eq!(finding.outcome, Outcome::Passed, "{}", check.name);
                 assert_eq!(finding.measurements, [], "{}", check.name);
+                assert_eq!(finding.skipped.is_some(), check.timed, "{}", check.name);
             }
             let mut names: Vec<&str> = checks.iter().map(|c| c.name).collect();
             assert_eq!(names[..3], ["mma f16", "mma bf16", "mma s8"], "products come first: the rest rests on them");
@@ -295,7 +332,7 @@ mod tests {
                 y.write(4, &[0])?;
                 Ok(Vec::new())
             }
-            let finding = subject().run(&Check { name: "broken", what: "nothing", run: broken });
+            let finding = subject().run(&Check { name: "broken", what: "nothing", timed: false, run: broken });
             assert!(
                 matches!(&finding.outcome, Outcome::Failed(why) if why.contains("buffer y has 4 bytes")),
                 "{finding:?}"

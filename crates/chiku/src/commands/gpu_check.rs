@@ -147,6 +147,9 @@ fn print(result: &CheckResult) {
     if let Some(why) = &result.failure {
         why.lines().for_each(|line| crate::outln!("       {line}"));
     }
+    if let Some(skipped) = result.skipped {
+        crate::outln!("       skipped {skipped}");
+    }
     for m in &result.measured {
         let part = m.of_peak.map_or(String::new(), |part| format!("  {:5.1} % of peak", part * 100.0));
         crate::outln!("       {:10.2} {}{part}  {}", m.value, m.unit, m.what);

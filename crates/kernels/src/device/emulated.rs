@@ -104,7 +104,20 @@ pub(super) struct Emulated(Mutex<State>);
 struct State {
     handle: NonNull<Machine>,
     emulation: Emulation,
+    alteration: Option<Alteration>,
     counts: Counts,
+}
+
+/// What becomes of a launch before it runs: a mistake that a test plants.
+pub type Alteration = Box<dyn Fn(&mut Launch) + Send>;
+
+/// Other kernels in place of some, with their arguments.
+pub fn exchange(kernels: &'static [(&'static str, &'static str)]) -> Alteration {
+    Box::new(move |launch| {
+        if let Some((_, other)) = kernels.iter().find(|(kernel, _)| *kernel == launch.kernel) {
+            launch.kernel = other;
+        }
+    })
 }
 
 // SAFETY: the C side keeps no state outside of its device but thread-locals that live for one launch; the mutex admits one thread.
@@ -126,13 +139,23 @@ impl Device {
         let Some(handle) = NonNull::new(emulator_new()) else {
             return Err(DeviceError::Unavailable("the emulator cannot reserve 35 GiB of addresses".into()));
         };
-        let state = State { handle, emulation, counts: Counts::default() };
+        let state = State { handle, emulation, alteration: None, counts: Counts::default() };
         Ok(Device(Arc::new(Emulated(Mutex::new(state)))))
     }
 
     /// Changes how an emulated device runs the next launches; `false` on a GPU.
     pub fn emulate(&self, emulation: Emulation) -> bool {
         self.0.as_emulated().map(|e| e.state().emulation = emulation).is_some()
+    }
+
+    /// Changes every further launch of an emulated device before it runs, so that a test of launches can be seen to fail; `None` ends that.
+    /// `false` on a GPU.
+    ///
+    /// # Safety
+    /// As for [`Device::launch`], of what the launches become. A checked device makes wrong accesses errors.
+    pub unsafe fn alter(&self, alteration: Option<Alteration>) -> bool {
+        // The one before is dropped without the lock: it may own a buffer of this device.
+        self.0.as_emulated().map(|e| std::mem::replace(&mut e.state().alteration, alteration)).is_some()
     }
 
     /// What the last launch did; nothing on a GPU.
@@ -164,6 +187,12 @@ impl Emulated {
     /// # Safety
     /// As for [`Device::launch`].
     unsafe fn launch(&self, launch: &Launch) -> Result<(), DeviceError> {
+        let mut altered = launch.clone();
+        let mut state = self.state();
+        if let Some(alteration) = &state.alteration {
+            alteration(&mut altered);
+        }
+        let launch = &altered;
         // Every argument as the bytes that the kernel's parameter has.
         let values: Vec<([u8; 8], u32)> = launch.arguments.iter().map(Argument::to_bytes).collect();
         let pointers: Vec<*const c_void> = values.iter().map(|(value, _)| value.as_ptr().cast()).collect();
@@ -171,7 +200,6 @@ impl Emulated {
         let fail = |reason: &str| DeviceError::Launch { launch: launch.describe(), reason: reason.into() };
         let kernel = CString::new(launch.kernel).map_err(|_| fail("a name with a NUL"))?;
 
-        let mut state = self.state();
         let emulation = state.emulation;
         let raw = RawLaunch {
             kernel: kernel.as_ptr(),

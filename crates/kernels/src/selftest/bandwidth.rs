@@ -4,8 +4,8 @@ use super::{Check, Failure, Measurement, Subject, median, words, wrong};
 use crate::device::{Argument, Buffer, Launch};
 
 pub(super) const CHECKS: &[Check] = &[
-    Check { name: "read", what: "all of a large buffer is read, and how fast", run: read },
-    Check { name: "copy", what: "all of a large buffer is copied, and how fast", run: copy },
+    Check { name: "read", what: "all of a large buffer is read, and how fast", timed: true, run: read },
+    Check { name: "copy", what: "all of a large buffer is copied, and how fast", timed: true, run: copy },
 ];
 
 /// Word i of the contents is `i * FACTOR + SEED`.

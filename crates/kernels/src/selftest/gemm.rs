@@ -16,21 +16,25 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         name: "gemm accuracy",
         what: "errors against f64 are at most twice those of plain f32 sums",
+        timed: false,
         run: accuracy,
     },
     Check {
         name: "gemm bits",
         what: "a row of 16 has the bits that it has alone, in any order, on every run",
+        timed: false,
         run: bits,
     },
     Check {
         name: "gemm mutations",
         what: "one flipped bit of weights, scales or inputs shows in its channel or row",
+        timed: false,
         run: mutations,
     },
     Check {
         name: "gemm speed",
         what: "weights come from memory as fast as it reads, at every shape of E4B",
+        timed: true,
         run: speed,
     },
 ];
@@ -93,7 +97,7 @@ impl<'a> Case<'a> {
 }
 
 /// Weights in the order of a file.
-struct Weights {
+pub(super) struct Weights {
     format: Format,
     n: usize,
     k: usize,
@@ -103,7 +107,7 @@ struct Weights {
 }
 
 impl Weights {
-    fn new(format: Format, n: usize, k: usize, group: usize) -> Weights {
+    pub(super) fn new(format: Format, n: usize, k: usize, group: usize) -> Weights {
         let (packed, scales) = vectors::weights(format.bits(), n, k, group);
         Weights { format, n, k, group, packed, scales }
     }
@@ -117,7 +121,7 @@ impl Weights {
         Matrix::new(self.n, self.k, data).map_err(|e| Failure::Wrong(e.to_string()))
     }
 
-    fn tiles(&self) -> Result<Tiles, Failure> {
+    pub(super) fn tiles(&self) -> Result<Tiles, Failure> {
         Tiles::pack(self.matrix()?).map_err(|e| Failure::Wrong(e.to_string()))
     }
 }

@@ -6,19 +6,31 @@ use super::{Check, Failure, Measurement, REPLAYS, Subject, bandwidth, median, wo
 use crate::device::{Argument, Buffer, Command, Launch};
 
 pub(super) const CHECKS: &[Check] = &[
-    Check { name: "empty graph", what: "what replaying nothing costs the host", run: empty_graph },
+    Check { name: "empty graph", what: "what replaying nothing costs the host", timed: true, run: empty_graph },
     Check {
         name: "kernel in a graph",
         what: "every kernel of a replayed graph runs, and what one more costs",
+        timed: true,
         run: count,
     },
-    Check { name: "boundary", what: "memory time lost where one kernel ends and the next begins", run: boundary },
+    Check {
+        name: "boundary",
+        what: "memory time lost where one kernel ends and the next begins",
+        timed: true,
+        run: boundary,
+    },
     Check {
         name: "grid barrier",
         what: "blocks of a cooperative kernel in a graph meet, and what a meeting costs",
+        timed: true,
         run: grid_barrier,
     },
-    Check { name: "pinned ring", what: "a replayed graph hands words to the host without being waited for", run: ring },
+    Check {
+        name: "pinned ring",
+        what: "a replayed graph hands words to the host without being waited for",
+        timed: false,
+        run: ring,
+    },
 ];
 
 /// The cost of one of `more - fewer` things, from the times with more and with fewer of them: what both have cancels.

@@ -10,16 +10,19 @@ pub(super) const CHECKS: &[Check] = &[
     Check {
         name: "mma f16",
         what: "a row or column of an f16 product has the same bits in every slot and company",
+        timed: false,
         run: run::<F16>,
     },
     Check {
         name: "mma bf16",
         what: "a row or column of a bf16 product has the same bits in every slot and company",
+        timed: false,
         run: run::<Bf16>,
     },
     Check {
         name: "mma s8",
         what: "a row or column of an int8 product is exact in every slot and company",
+        timed: false,
         run: run::<S8>,
     },
 ];
