@@ -295,6 +295,7 @@ mod tests {
             let checks = checks();
             for check in &checks {
                 let finding = subject.run(check);
+                println!("{:6.2} s  {}", finding.seconds, check.name);
                 assert_eq!(finding.outcome, Outcome::Passed, "{}", check.name);
                 assert_eq!(finding.measurements, [], "{}", check.name);
                 assert_eq!(finding.skipped.is_some(), check.timed, "{}", check.name);

@@ -182,9 +182,9 @@ fn branches(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
             rows.push((begin + 1 + i, Own::Side(slot)));
         }
         let out = case.run(&rows)?;
-        for i in 0..depths {
+        for (i, plain) in plain.iter().enumerate() {
             for (kind, place) in [("the chain's", 1 + i), ("a branch's", 1 + depths + i)] {
-                if out[place] != plain[i] {
+                if out[place] != *plain {
                     return wrong(format!(
                         "{}: {kind} row of depth {} has other bits than a plain one",
                         name(&case),

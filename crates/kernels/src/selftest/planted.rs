@@ -31,16 +31,23 @@ fn one_less(argument: &mut Argument) {
     }
 }
 
+/// Merged sums go where partial ones are.
+fn astray(launch: &mut Launch) {
+    if launch.kernel == "attention_combine" {
+        launch.arguments[8] = launch.arguments[6].clone();
+    }
+}
+
 /// Checks, the mistake, and what makes it.
 fn mistakes() -> Vec<(&'static str, &'static str, Alteration)> {
     vec![
         ("mma f16", "operands of another type", exchange(&[("probe_mma_f16", "probe_mma_bf16")])),
         ("mma bf16", "operands of another type", exchange(&[("probe_mma_bf16", "probe_mma_f16")])),
         ("mma s8", "a step of k is left out", argument("probe_mma_s8", 3, one_less)),
-        ("read", "the last vector is not read", argument("probe_read", 1, one_less)),
+        ("read", "the last vector is not read", argument("probe_read", 2, one_less)),
         ("copy", "the last vector is not copied", argument("probe_copy", 2, one_less)),
         ("kernel in a graph", "a kernel counts too little", argument("probe_count", 1, one_less)),
-        ("boundary", "every piece ends a vector early", argument("probe_read", 1, one_less)),
+        ("boundary", "every piece ends a vector early", argument("probe_read", 2, one_less)),
         ("grid barrier", "a round is left out", argument("probe_barrier", 2, one_less)),
         ("pinned ring", "the last word is not handed over", argument("probe_post", 2, one_less)),
         (
@@ -92,7 +99,14 @@ fn mistakes() -> Vec<(&'static str, &'static str, Alteration)> {
         ("decide choice", "ties to the highest id", exchange(&[("best_token", "best_token_highest_tie")])),
         ("decide score", "another softcap", argument("score", 5, one_less)),
         ("decide steps", "a branch of any depth is accepted", exchange(&[("accept", "accept_any_branch")])),
-        ("decide settle", "another row's place", argument("settle", 7, one_less)),
+        (
+            "decide settle",
+            "the place of a row of another depth",
+            argument("settle", 7, |main| {
+                one_less(main);
+                one_less(main);
+            }),
+        ),
         ("decide look-up", "a depth is left out", argument("look_up", 3, one_less)),
         (
             "draft accuracy",
@@ -108,15 +122,9 @@ fn mistakes() -> Vec<(&'static str, &'static str, Alteration)> {
         ),
         ("draft persistent", "a barrier is left out", exchange(&[("draft_all_bf16", "draft_all_dropped_barrier")])),
         ("draft persistent", "a pass is left out", argument("draft_all_int8", 11, one_less)),
-        (
-            "attention speed",
-            "a layer's output is not written",
-            Box::new(|launch| {
-                if launch.kernel == "attention_combine" {
-                    launch.arguments[8] = launch.arguments[6].clone();
-                }
-            }),
-        ),
+        ("attention speed", "attention writes elsewhere", Box::new(astray)),
+        ("layer speed", "attention writes elsewhere", Box::new(astray)),
+        ("draft speed", "no pass is made", argument("draft_all_bf16", 11, one_less)),
     ]
 }
 
