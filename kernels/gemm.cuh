@@ -18,7 +18,9 @@
 // Inputs are bf16 (or s8) rows, or a residual stream that a norm and a sum lie in front of (struct Residual). A norm's factor is one number
 // a row, so it is left out of the operands and multiplied into the product; its sum of squares is gathered while operands are made.
 #pragma once
+#include "decide.cuh"
 #include "formats.cuh"
+#include "rows.cuh"
 
 namespace {
 
@@ -59,12 +61,22 @@ enum Epilogue {
     SQUARES,  // the same, and for every row and column of 64 channels the sum of squares
     GATED,    // bf16 [rows, n / 2]: gelu(gate) * up; of every 16 channels the first 8 are gates, the others their ups
     SCALED,   // bf16 [rows, n]: gelu(y) * factor
+    HEADS,    // f32 [rows, n], and each head, once all of its columns are there, norms and turns it and appends it (rows.cuh)
+    BEST,     // nothing but the best token of each row so far (decide.cuh)
+};
+struct Best {
+    const uint32_t* ids;  // [n]: tokens of the channels; null: their numbers
+    uint64_t* best;       // [rows]: largest ranks
+    uint32_t* state;      // decide::State, of which BAD is set
+    float cap;
 };
 struct Output {
     void* y;
     float* squares;       // [rows, n / 64 rounded up]
     const float* factor;  // [rows, factor_stride]
     int factor_stride, epilogue;
+    rows::Heads heads = {};
+    Best best = {};
 };
 
 struct Shape {
@@ -81,10 +93,29 @@ DEVICE uint16_t to_bf16(float v) {
     return uint16_t(bf16x2(v, 0.0f));
 }
 
-// `x_scale` is f32 [rows] where inputs are integers.
-template <class F, int ROWS, int GROUP>
+// Every block waits for all others of a cooperative launch, which are gridDim.y, and sees what they wrote. `words` are how many have come
+// and how often all have: the last to come resets the first and raises the second, so that the next launch finds them as this one did.
+DEVICE void grid_barrier(uint32_t* words) {
+    sync_threads();
+    if (threadIdx.x == 0) {
+        const uint32_t round = ld_acquire(words + 1);
+        if (atomic_add_acq_rel(words, 1u) == gridDim.y - 1) {
+            words[0] = 0;
+            st_release(words + 1, round + 1);
+        } else {
+            while (ld_acquire(words + 1) == round) pause(20);
+        }
+    }
+    sync_threads();
+}
+
+// `x_scale` is f32 [rows] where inputs are integers. `counters` are a word a column and, where heads are finished, one a head behind them.
+// With a `barrier`, inputs are what all blocks write before it: PAIRED kernels have one in front of their second product.
+template <class F, int ROWS, int GROUP, bool PAIRED = false>
 DEVICE void gemm(const uint4* weights, const uint16_t* scales, const void* x, const float* x_scale, const Residual residual,
-                 const Output output, typename F::Sum* partial, uint32_t* counters, const Shape shape) {
+                 const Output output, typename F::Sum* partial, uint32_t* counters, const Shape shape, uint32_t* barrier = nullptr) {
+    // Epilogues of decode steps.
+    constexpr bool STEP = ROWS <= 16 && !F::INTEGER && !PAIRED;
     using S = Stage<F, ROWS, GROUP>;
     using Sum = typename F::Sum;
     constexpr int TILES = ROWS / 8, PIECES = F::PIECES, PAIRS = PIECES / 8, PASSES = (ROWS * PIECES + THREADS - 1) / THREADS;
@@ -121,27 +152,34 @@ DEVICE void gemm(const uint4* weights, const uint16_t* scales, const void* x, co
     const auto piece_at = [](int row, int piece) { return (row * PIECES + (piece ^ (row & 7))) * 16; };
     constexpr int IN_PIECE = 16 / F::INPUT_BYTES;
 
-    // Weights and scales of the next unit, and its inputs where they are operands already.
+    // Weights and scales of a unit, and its inputs where they are operands already.
+    const auto fetch_weights = [&](const Cursor& c) {
+        const int column = c.item / segments, unit = c.item % segments * run + c.unit;
+        unsigned char* const to = shared + c.stage * S::BYTES;
+        const size_t at = size_t(column) * size_t(units) + size_t(unit);
+        const uint4* const from = weights + at * (S::WEIGHTS / 16);
+#pragma unroll
+        for (int i = thread; i < S::WEIGHTS / 16; i += THREADS) cp_async16_once(to + i * 16, from + i);
+        if (thread < S::SCALES / 16)
+            cp_async16_once(to + S::WEIGHTS + thread * 16, scales + at * (S::SCALES / 2) + thread * 8);
+    };
+    const auto fetch_inputs = [&](const Cursor& c) {
+        if (residual.stream) return;
+        const int unit = c.item % segments * run + c.unit;
+        unsigned char* const to = shared + c.stage * S::BYTES + S::WEIGHTS + S::SCALES;
+#pragma unroll
+        for (int i = thread; i < ROWS * PIECES; i += THREADS) {
+            const int row = i / PIECES, piece = i % PIECES, input = unit * F::UNIT + piece * IN_PIECE;
+            const bool valid = row < rows && input < k;
+            const size_t place = valid ? (size_t(first_row + row) * size_t(k) + size_t(input)) * F::INPUT_BYTES : 0;
+            cp_async16_or_zero(to + piece_at(row, piece), static_cast<const unsigned char*>(x) + place, valid);
+        }
+    };
     Cursor fetched = {first, 0, 0};
     const auto fetch = [&]() {
         if (fetched.item < end) {
-            const int column = fetched.item / segments, unit = fetched.item % segments * run + fetched.unit;
-            unsigned char* const to = shared + fetched.stage * S::BYTES;
-            const size_t at = size_t(column) * size_t(units) + size_t(unit);
-            const uint4* const from = weights + at * (S::WEIGHTS / 16);
-#pragma unroll
-            for (int i = thread; i < S::WEIGHTS / 16; i += THREADS) cp_async16_once(to + i * 16, from + i);
-            if (thread < S::SCALES / 16)
-                cp_async16_once(to + S::WEIGHTS + thread * 16, scales + at * (S::SCALES / 2) + thread * 8);
-            if (!residual.stream)
-#pragma unroll
-                for (int i = thread; i < ROWS * PIECES; i += THREADS) {
-                    const int row = i / PIECES, piece = i % PIECES, input = unit * F::UNIT + piece * IN_PIECE;
-                    const bool valid = row < rows && input < k;
-                    const size_t place = valid ? (size_t(first_row + row) * size_t(k) + size_t(input)) * F::INPUT_BYTES : 0;
-                    cp_async16_or_zero(to + S::WEIGHTS + S::SCALES + piece_at(row, piece),
-                                       static_cast<const unsigned char*>(x) + place, valid);
-                }
+            fetch_weights(fetched);
+            fetch_inputs(fetched);
             advance(fetched);
         }
         cp_async_commit();
@@ -205,9 +243,25 @@ DEVICE void gemm(const uint4* weights, const uint16_t* scales, const void* x, co
         advance(formed);
     };
 
-    // The ring is filled before anything of the stream is waited for.
+    // The ring is filled before anything of the stream is waited for, with weights before the product in front is.
+    if (PAIRED && barrier) {
+        Cursor ahead = fetched;
+        for (int i = 0; i < S::COUNT - 1 && ahead.item < end; i++) {
+            fetch_weights(ahead);
+            advance(ahead);
+        }
+        grid_barrier(barrier);
+        for (int i = 0; i < S::COUNT - 1; i++) {
+            if (fetched.item < end) {
+                fetch_inputs(fetched);
+                advance(fetched);
+            }
+            cp_async_commit();
+        }
+    } else {
 #pragma unroll
-    for (int i = 0; i < S::COUNT - 1; i++) fetch();
+        for (int i = 0; i < S::COUNT - 1; i++) fetch();
+    }
     if (!F::INTEGER && residual.stream) {
         if (residual.delta) {
             if (thread < rows) {
@@ -355,6 +409,24 @@ DEVICE void gemm(const uint4* weights, const uint16_t* scales, const void* x, co
                         to_bf16(gelu(v[0]) * v[1]);
                 continue;
             }
+            if (STEP && output.epilogue == BEST) {
+                // As decide::best_token chooses among logits in memory.
+                uint64_t mine = 0;
+                bool bad = false;
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    if (channel[i] >= n) continue;
+                    const float logit = decide::capped(v[i], output.best.cap);
+                    const uint32_t token = output.best.ids ? ld_nc(output.best.ids + channel[i]) : uint32_t(channel[i]);
+                    bad |= logit != logit;
+                    mine = max(mine, decide::rank(logit, token));
+                }
+#pragma unroll
+                for (int lanes = 16; lanes; lanes /= 2) mine = max(mine, decide::shuffle_xor64(mine, lanes));
+                if (bad) atomic_or(output.best.state + decide::BAD, 1u);
+                if (lane == 0) atomic_max(output.best.best + line, mine);
+                continue;
+            }
             float sum = 0.0f;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -374,6 +446,28 @@ DEVICE void gemm(const uint4* weights, const uint16_t* scales, const void* x, co
             if (lane == 0) output.squares[line * size_t(columns) + size_t(column)] = sum;
         }
         if (!whole && thread == 0) counters[column] = 0;
+        if (STEP && output.epilogue == HEADS) {
+            // Heads that this column is the last part of. It has parts of four at most.
+            const rows::Heads& h = output.heads;
+            const int begin = column * CHANNELS / h.dim, parts = min(((column + 1) * CHANNELS - 1) / h.dim, n / h.dim - 1) - begin + 1;
+            uint32_t* const of_heads = counters + columns + begin;
+            sync_threads();
+            if (thread == 0) {
+                fence_gpu();
+                uint32_t complete = 0;
+                for (int i = 0; i < parts; i++) {
+                    const int low = (begin + i) * h.dim / CHANNELS, high = ((begin + i + 1) * h.dim - 1) / CHANNELS;
+                    if (atomic_add(of_heads + i, 1u) == uint32_t(high - low)) complete |= 1u << i;
+                }
+                fence_gpu();
+                for (int i = 0; i < parts; i++)
+                    if (complete >> i & 1) of_heads[i] = 0;
+                *last = complete;
+            }
+            sync_threads();
+            for (int i = warp; i < rows * parts; i += THREADS / 32)
+                if (*last >> i % parts & 1) rows::place_head(h, static_cast<const float*>(output.y), i / parts, begin + i % parts);
+        }
     }
     cp_async_wait<0>();
 }
@@ -384,10 +478,18 @@ DEVICE void gemm(const uint4* weights, const uint16_t* scales, const void* x, co
     KERNEL_ALONE(NAME, THREADS)(const uint4* weights, const uint16_t* scales, const uint16_t* x, const float* stream, const float* delta,  \
                           const float* delta_squares, const uint16_t* post_norm, const uint16_t* norm, float* stream_out,            \
                           float scalar, float eps, void* y, float* squares, const float* factor, int factor_stride, int epilogue,    \
-                          float* partial, uint32_t* counters, int rows, int n, int k, int segments) {                                \
+                          float* partial, uint32_t* counters, int rows, int n, int k, int segments, const float* q_weight,           \
+                          const float* k_weight, const float2* rotations, const int2* table, uint16_t* q, uint16_t* keys,            \
+                          uint16_t* values, uint16_t* side_keys, uint16_t* side_values, int heads, int kv_heads, int dim,            \
+                          int capacity, int positions, int pairs, float head_eps, const uint32_t* ids, uint64_t* best,               \
+                          uint32_t* state, float cap) {                                                                              \
         gemm<FORMAT, ROWS, GROUP>(weights, scales, x, nullptr,                                                                       \
                                   {stream, delta, delta_squares, post_norm, norm, stream_out, scalar, eps},                          \
-                                  {y, squares, factor, factor_stride, epilogue}, partial, counters, {rows, n, k, segments});         \
+                                  {y, squares, factor, factor_stride, epilogue,                                                      \
+                                   {q_weight, k_weight, rotations, table, q, keys, values, side_keys, side_values, heads, kv_heads,  \
+                                    dim, capacity, positions, pairs, head_eps},                                                      \
+                                   {ids, best, state, cap}},                                                                         \
+                                  partial, counters, {rows, n, k, segments});                                                        \
     }
 #define GEMM_ROWS(FORMAT, NAME, GROUP_NAME, GROUP) \
     GEMM(gemm_##NAME##_##GROUP_NAME##_m8, FORMAT, 8, GROUP) \

@@ -19,8 +19,8 @@ KERNEL(finish_heads, rows::THREADS)(const float* qkv, const float* q_weight, con
                                     const int2* table, uint16_t* q, uint16_t* keys, uint16_t* values, uint16_t* side_keys,
                                     uint16_t* side_values, int count, int heads, int kv_heads, int dim, int capacity, int positions,
                                     int pairs, float eps) {
-    rows::finish_heads(qkv, q_weight, k_weight, rotations, table, q, keys, values, side_keys, side_values, count, heads, kv_heads, dim,
-                       capacity, positions, pairs, eps);
+    rows::finish_heads(qkv, count, {q_weight, k_weight, rotations, table, q, keys, values, side_keys, side_values, heads, kv_heads, dim,
+                                    capacity, positions, pairs, eps});
 }
 
 KERNELS(EXPORT(embed), EXPORT(combine_per_layer), EXPORT(rms_norm), EXPORT(add_normed), EXPORT(gated), EXPORT(finish_heads))

@@ -167,25 +167,37 @@ DEVICE void finish_head(const float* from, const float* weight, const float2* ro
     }
 }
 
-// Heads of queries, keys and values [rows, (heads + 2 kv_heads) dim]: queries and keys are normed with a weight and rotated, values are
-// normed without one; keys and values go to the cache, or to the row's side slot. A warp is a head of a row.
-DEVICE void finish_heads(const float* qkv, const float* q_weight, const float* k_weight, const float2* rotations, const int2* table,
-                         uint16_t* q, uint16_t* keys, uint16_t* values, uint16_t* side_keys, uint16_t* side_values, int rows, int heads,
-                         int kv_heads, int dim, int capacity, int positions, int pairs, float eps) {
-    const int item = int(blockIdx.x) * WARPS + int(threadIdx.x) / 32, of_row = heads + 2 * kv_heads;
-    if (item >= rows * of_row) return;
-    const int row = item / of_row, head = item % of_row;
-    const int2 place = table[row];
-    if (place.x < 0 || place.x >= positions) trap();
-    uint16_t* to = q + (size_t(row) * size_t(heads) + size_t(head)) * size_t(dim);
-    if (head >= heads) {
-        const bool is_value = head >= heads + kv_heads, aside = place.y >= 0;
-        const int kv_head = (head - heads) % kv_heads;
-        const size_t at = (size_t(aside ? place.y : place.x % capacity) * size_t(kv_heads) + size_t(kv_head)) * size_t(dim);
-        to = (is_value ? aside ? side_values : values : aside ? side_keys : keys) + at;
+// Where the heads of queries, keys and values [rows, (heads + 2 kv_heads) dim] go, and what they go through: queries and keys are normed
+// with a weight and rotated, values are normed without one; keys and values go to the cache, or to the row's side slot.
+struct Heads {
+    const float *q_weight, *k_weight;
+    const float2* rotations;
+    const int2* table;
+    uint16_t *q, *keys, *values, *side_keys, *side_values;
+    int heads, kv_heads, dim, capacity, positions, pairs;
+    float eps;
+};
+
+// Head `head` of row `row`, by one warp.
+DEVICE void place_head(const Heads& h, const float* projected, int row, int head) {
+    const int2 place = h.table[row];
+    if (place.x < 0 || place.x >= h.positions) trap();
+    uint16_t* to = h.q + (size_t(row) * size_t(h.heads) + size_t(head)) * size_t(h.dim);
+    if (head >= h.heads) {
+        const bool is_value = head >= h.heads + h.kv_heads, aside = place.y >= 0;
+        const int kv_head = (head - h.heads) % h.kv_heads;
+        const size_t at = (size_t(aside ? place.y : place.x % h.capacity) * size_t(h.kv_heads) + size_t(kv_head)) * size_t(h.dim);
+        to = (is_value ? aside ? h.side_values : h.values : aside ? h.side_keys : h.keys) + at;
     }
-    const float* const weight = head < heads ? q_weight : head < heads + kv_heads ? k_weight : nullptr;
-    finish_head(qkv + size_t(item) * size_t(dim), weight, rotations, to, place.x, dim, pairs, eps);
+    const float* const weight = head < h.heads ? h.q_weight : head < h.heads + h.kv_heads ? h.k_weight : nullptr;
+    const size_t from = (size_t(row) * size_t(h.heads + 2 * h.kv_heads) + size_t(head)) * size_t(h.dim);
+    finish_head(projected + from, weight, h.rotations, to, place.x, h.dim, h.pairs, h.eps);
+}
+
+// All heads of all rows; a warp is a head of a row.
+DEVICE void finish_heads(const float* projected, int rows, const Heads h) {
+    const int item = int(blockIdx.x) * WARPS + int(threadIdx.x) / 32, of_row = h.heads + 2 * h.kv_heads;
+    if (item < rows * of_row) place_head(h, projected, item / of_row, item % of_row);
 }
 
 }  // namespace rows

@@ -1,7 +1,7 @@
 // Mistakes to plant into kernels/gemm.cuh and kernels/formats.cuh, and the kernel that has each: read by build.rs, which compiles them, and
 // by tests/gemm/mutants.rs, which must find every one. The text in the middle stands in the sources exactly once.
 
-pub const MUTANTS: [(&str, &str, &str); 13] = [
+pub const MUTANTS: [(&str, &str, &str); 16] = [
     // The right sources, as a control.
     ("gemm_mutant_none", "", ""),
     // Channels 8 to 15 take the scales of 0 to 7.
@@ -46,6 +46,20 @@ pub const MUTANTS: [(&str, &str, &str); 13] = [
         "for (int lanes = PIECES / 2; lanes; lanes /= 2) sum += shuffle_xor(sum, lanes);",
         "for (int lanes = ROWS > 8 ? 1 : PIECES / 2; lanes && lanes < PIECES; lanes = ROWS > 8 ? lanes * 2 : lanes / 2) sum += shuffle_xor(sum, lanes);",
     ),
+    // A head is finished before what its last column holds is published.
+    (
+        "gemm_mutant_head_fence",
+        "                fence_gpu();\n                uint32_t complete = 0;",
+        "                uint32_t complete = 0;",
+    ),
+    // A head is finished one column too early.
+    (
+        "gemm_mutant_head_early",
+        "== uint32_t(high - low)) complete |= 1u << i;",
+        "== uint32_t(high > low ? high - low - 1 : 0)) complete |= 1u << i;",
+    ),
+    // Among equal logits the first row of the head wins, not the lowest token.
+    ("gemm_mutant_best_row", "decide::rank(logit, token)", "decide::rank(logit, token * 0u + uint32_t(channel[i]))"),
     // A norm's sum is not counted for the last unit of a segment.
     ("gemm_mutant_norm_unit", "float sum = squares[pass];", "float sum = 0.0f;"),
 ];

@@ -7,7 +7,12 @@ use crate::{
     device::{Argument, Buffer, Device, DeviceError, Launch, SHARED_BYTES},
     layout::{Format, TILE_CHANNELS, Tiles},
     schedule::Cut,
+    step::{self, StepError, decide::Best, rows::Heads},
 };
+
+mod pair;
+
+pub use pair::Pair;
 
 /// Most rows of one launch.
 pub const MOST_ROWS: usize = 1024;
@@ -17,6 +22,10 @@ pub const DECODE_ROWS: usize = 16;
 pub const WIDE_ROWS: usize = 32;
 /// Threads of a block.
 const THREADS: u32 = 256;
+/// Counters begin behind the words of the grid's barrier.
+const BARRIER_BYTES: usize = 8;
+/// A column has one itself, and up to four heads that begin in it have theirs.
+const COUNTERS_OF_COLUMN: usize = 1 + TILE_CHANNELS / 16;
 
 /// Weights on a device: one matrix, or several that are multiplied as one.
 pub struct Linear {
@@ -30,7 +39,8 @@ pub struct Linear {
     scales: Buffer,
 }
 
-/// What every product of a device shares: sums of segments that wait for the last one, and how many columns' are there.
+/// What every product of a device shares: sums of segments that wait for the last one, and how many columns' are there; of heads, how
+/// many of their columns; and the barrier of paired products.
 ///
 /// Launches on one device run one after another, so one of these serves all. [`Scratch::reset`] belongs in front of a step: a launch that
 /// ended early leaves its counters behind.
@@ -99,6 +109,12 @@ pub enum Output<'a> {
         /// Elements from row to row.
         stride: usize,
     },
+    /// Of a layer's queries, keys and values as one matrix, for 1 to 16 rows: f32 to [`Heads::projected`], and each head, as soon as all of
+    /// it is there, on its way that [`Heads::launch`] would be a second launch for, bit for bit.
+    Heads(Heads<'a>),
+    /// Of a head, for 1 to 16 rows: the best token of each row, as [`step::decide::Sequence::choose`] finds it among logits in memory. They
+    /// are not written.
+    Best(Best<'a>),
 }
 
 /// Why a product cannot be launched.
@@ -107,6 +123,9 @@ pub enum GemmError {
     /// The device said no.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// Heads or tokens that do not fit the product.
+    #[error(transparent)]
+    Step(#[from] StepError),
     /// Too many rows, or none.
     #[error("{rows} rows: a launch takes 1 to {MOST_ROWS}")]
     Rows {
@@ -145,7 +164,7 @@ impl Scratch {
         }
         let scratch = Scratch {
             partial: device.allocate("partial", partial)?,
-            counters: device.allocate("counters", columns * 4)?,
+            counters: device.allocate("counters", BARRIER_BYTES + columns * COUNTERS_OF_COLUMN * 4)?,
         };
         scratch.reset()?;
         Ok(scratch)
@@ -154,6 +173,13 @@ impl Scratch {
     /// Makes ready for a first launch, or for one after a launch that failed.
     pub fn reset(&self) -> Result<(), DeviceError> {
         self.counters.fill(0)
+    }
+
+    /// Sums and counters, for a product of `rows` rows with this matrix.
+    fn arguments(&self, matrix: &Linear, rows: usize) -> Result<[Argument; 2], GemmError> {
+        let counters = BARRIER_BYTES + matrix.cut.columns * COUNTERS_OF_COLUMN * 4;
+        check(&self.counters, rows, counters)?;
+        Ok([check(&self.partial, rows, matrix.partial_bytes(rows))?, self.counters.at(BARRIER_BYTES)])
     }
 
     /// Sums of segments, as a buffer to look at: what passes through it is counted apart from weights.
@@ -219,6 +245,49 @@ const fn shared_bytes(format: Format, group: Option<usize>, rows: usize) -> usiz
 /// A null pointer.
 const NONE: Argument = Argument::U64(0);
 
+fn int(v: usize) -> Argument {
+    Argument::I32(v as i32)
+}
+
+/// The buffer's beginning, if it has as many bytes as a product of so many rows needs.
+fn check(buffer: &Buffer, rows: usize, expected: usize) -> Result<Argument, GemmError> {
+    match buffer.bytes() < expected {
+        true => Err(GemmError::Short { name: buffer.name().into(), rows, expected, found: buffer.bytes() }),
+        false => Ok(buffer.at(0)),
+    }
+}
+
+const fn columns_of(channels: usize) -> usize {
+    channels.div_ceil(TILE_CHANNELS)
+}
+
+/// Where no heads are finished.
+fn no_heads() -> ([Argument; 9], [Argument; 7]) {
+    let [a, b, c, d, e, f] = [0; 6].map(int);
+    ([NONE; 9], [a, b, c, d, e, f, Argument::F32(0.0)])
+}
+
+impl Stream<'_> {
+    /// From the stream to eps, for `rows` rows of `k` inputs.
+    fn arguments(&self, rows: usize, k: usize) -> Result<[Argument; 8], GemmError> {
+        let &Stream { stream, delta, norm, eps, out } = self;
+        let check = |buffer: &Buffer, expected| check(buffer, rows, expected);
+        let optional = |buffer: Option<&Buffer>, expected| buffer.map_or(Ok(NONE), |b| check(b, expected));
+        let bytes = rows * k * 4;
+        let scalar = delta.map_or(1.0, |d| d.scalar);
+        Ok([
+            check(stream, bytes)?,
+            optional(delta.map(|d| d.y), bytes)?,
+            optional(delta.map(|d| d.squares), rows * columns_of(k) * 4)?,
+            optional(delta.map(|d| d.norm), k * 2)?,
+            optional(norm, k * 2)?,
+            optional(out, bytes)?,
+            Argument::F32(scalar),
+            Argument::F32(eps),
+        ])
+    }
+}
+
 impl Linear {
     /// Copies a matrix to the device.
     pub fn new(device: &Device, name: &str, tiles: &Tiles) -> Result<Linear, DeviceError> {
@@ -279,15 +348,11 @@ impl Linear {
             return Err(GemmError::Rows { rows });
         }
         let (n, k) = (self.channels, self.inputs);
-        let check = |buffer: &Buffer, expected: usize| match buffer.bytes() < expected {
-            true => Err(GemmError::Short { name: buffer.name().into(), rows, expected, found: buffer.bytes() }),
-            false => Ok(buffer.at(0)),
-        };
-        let optional = |buffer: Option<&Buffer>, expected| buffer.map_or(Ok(NONE), |b| check(b, expected));
-        let int = |v: usize| Argument::I32(v as i32);
+        let check = |buffer: &Buffer, expected: usize| check(buffer, rows, expected);
         let dot = self.format == Format::Int8Dot;
-        let columns_of = |channels: usize| channels.div_ceil(TILE_CHANNELS);
 
+        // What the epilogues of heads and of the best token are given, where there is one.
+        let (mut heads, mut best) = (no_heads(), [NONE, NONE, NONE, Argument::F32(0.0)]);
         let mut arguments = vec![self.weights.at(0), self.scales.at(0)];
         match input {
             Input::Int8(x, scales) if dot => arguments.extend([check(x, rows * k)?, check(scales, rows * 4)?]),
@@ -297,18 +362,9 @@ impl Linear {
                 arguments.extend([check(x, rows * k * 2)?, NONE, NONE, NONE, NONE, NONE, NONE]);
                 arguments.extend([Argument::F32(1.0), Argument::F32(0.0)]);
             }
-            Input::Stream(Stream { stream, delta, norm, eps, out }) => {
-                let bytes = rows * k * 4;
-                arguments.extend([NONE, check(stream, bytes)?]);
-                match delta {
-                    Some(Delta { y, squares, norm, .. }) => {
-                        let squares = check(squares, rows * columns_of(k) * 4)?;
-                        arguments.extend([check(y, bytes)?, squares, check(norm, k * 2)?]);
-                    }
-                    None => arguments.extend([NONE, NONE, NONE]),
-                }
-                arguments.extend([optional(norm, k * 2)?, optional(out, bytes)?]);
-                arguments.extend([Argument::F32(delta.map_or(1.0, |d| d.scalar)), Argument::F32(eps)]);
+            Input::Stream(stream) => {
+                arguments.push(NONE);
+                arguments.extend(stream.arguments(rows, k)?);
             }
         }
         match output {
@@ -325,15 +381,29 @@ impl Linear {
                 check(factor, (offset + (rows - 1) * stride + n) * 4)?;
                 arguments.extend([check(y, rows * n * 2)?, NONE, factor.at(offset * 4), int(stride), int(3)]);
             }
+            Output::Heads(of) => {
+                step::require(of.rows == rows, "rows of the heads", of.rows, format!("the product's {rows}"))?;
+                step::require(
+                    of.channels()? == n,
+                    "channels of the heads",
+                    of.channels()?,
+                    format!("the matrix's {n}"),
+                )?;
+                heads = of.arguments()?;
+                arguments.extend([check(of.projected, rows * n * 4)?, NONE, NONE, int(0), int(4)]);
+            }
+            Output::Best(of) => {
+                best = of.arguments(rows, n)?;
+                arguments.extend([NONE, NONE, NONE, int(0), int(5)]);
+            }
         }
-        arguments.extend([
-            check(&scratch.partial, self.partial_bytes(rows))?,
-            check(&scratch.counters, self.cut.columns * 4)?,
-            int(rows),
-            int(n),
-            int(k),
-            int(self.cut.segments),
-        ]);
+        arguments.extend(scratch.arguments(self, rows)?);
+        arguments.extend([rows, n, k, self.cut.segments].map(int));
+        if !dot {
+            arguments.extend(heads.0);
+            arguments.extend(heads.1);
+            arguments.extend(best);
+        }
         let wide = rows > DECODE_ROWS;
         let blocks = self.cut.blocks(self.device.properties().multiprocessors);
         let grid = match wide {

@@ -6,6 +6,7 @@
 //! | [`attention`] | attention of 1 to 16 rows (`kernels/attention.cuh`) |
 //! | [`rows`] | embeddings, norms, rotary embedding and append, gated products (`kernels/rows.cuh`) |
 //! | [`decide`] | best tokens, acceptance, the next step's start (`kernels/decide.cuh`) |
+//! | [`layer`] | a decoder layer's launches, in order |
 //! | [`draft`] | the drafter's passes, a kernel a phase or one persistent kernel (`kernels/draft.cuh`) |
 //!
 //! A step's rows stand in a table on the device ([`Rows`]), so that one recorded graph serves every length: a row is its position and
@@ -17,6 +18,7 @@ pub mod attention;
 pub mod decide;
 pub mod draft;
 pub mod kv;
+pub mod layer;
 pub mod rows;
 
 /// Most rows of a step.
@@ -53,7 +55,12 @@ pub enum StepError {
 }
 
 /// `Ok` where `ok`, or the error that `what` is `found` and not `expected`.
-fn require(ok: bool, what: &'static str, found: usize, expected: impl Into<String>) -> Result<(), StepError> {
+pub(crate) fn require(
+    ok: bool,
+    what: &'static str,
+    found: usize,
+    expected: impl Into<String>,
+) -> Result<(), StepError> {
     if ok { Ok(()) } else { Err(StepError::Shape { what, expected: expected.into(), found }) }
 }
 

@@ -89,6 +89,33 @@ pub struct StepRecord {
     pub rows: Vec<u32>,
 }
 
+/// Where a head's product leaves the best token of each row: see [`Sequence::best`].
+#[derive(Clone, Copy)]
+pub struct Best<'a> {
+    best: &'a Buffer,
+    state: &'a Buffer,
+    ids: Option<&'a Buffer>,
+    cap: f32,
+}
+
+impl<'a> Best<'a> {
+    /// The largest ranks, u64 `[16]`, of a logit's order and a token each: what acceptance reads and zeroes.
+    pub fn ranks(&self) -> &'a Buffer {
+        self.best
+    }
+
+    /// What a kernel is given for `rows` rows of `count` logits.
+    pub(crate) fn arguments(&self, rows: usize, count: usize) -> Result<[Argument; 4], StepError> {
+        require_rows(rows)?;
+        require_bytes("the best token", &[(self.best, rows * 8)])?;
+        if let Some(ids) = self.ids {
+            require_bytes("the best token", &[(ids, count * 4)])?;
+        }
+        let ids = self.ids.map_or(Argument::U64(0), |b| b.at(0));
+        Ok([ids, self.best.at(0), self.state.at(0), Argument::F32(self.cap)])
+    }
+}
+
 /// State of a sequence, in device words.
 pub struct Sequence {
     device: Device,
@@ -242,6 +269,11 @@ impl Sequence {
         let most = (2 * self.device.properties().multiprocessors as usize).div_ceil(rows);
         let slices = count.div_ceil(4 * THREADS as usize).clamp(1, most.max(1));
         Ok(self.launch("best_token", [slices, rows], THREADS, 64, arguments))
+    }
+
+    /// The same choice, made by the product that gives the logits ([`crate::gemm::Output::Best`]), which are never written.
+    pub fn best<'a>(&'a self, ids: Option<&'a Buffer>, cap: Option<f32>) -> Best<'a> {
+        Best { best: &self.best, state: &self.state, ids, cap: cap.unwrap_or(0.0) }
     }
 
     /// For scoring: of each row of `logits` `[rows, count]` the largest capped logit, the sum of `e^(logit - largest)` and the capped logit

@@ -263,8 +263,8 @@ pub struct Heads<'a> {
 }
 
 impl Heads<'_> {
-    /// The launch.
-    pub fn launch(&self) -> Result<Launch, StepError> {
+    /// What a kernel is given beside the products and the number of rows: pointers and sizes.
+    pub(crate) fn arguments(&self) -> Result<([Argument; 9], [Argument; 7]), StepError> {
         let layer = self.kv.layer(self.layer)?;
         let KvShape { kv_heads, head_dim: dim, .. } = layer.shape;
         let (rows, heads) = (self.rows, self.heads);
@@ -282,12 +282,34 @@ impl Heads<'_> {
                 (self.queries, rows * heads * dim * 2),
             ],
         )?;
-        let mut arguments = vec![self.projected.at(0), self.query_weight.at(0), optional(self.key_weight)];
-        arguments.extend([self.rotations.buffer.at(0), self.table.buffer().at(0), self.queries.at(0)]);
-        arguments.extend(self.kv.arguments(layer));
-        let sizes = [rows, heads, own, dim, layer.capacity, self.rotations.positions, pairs];
-        arguments.extend(sizes.map(int));
-        arguments.push(float(self.eps));
-        Ok(launch("finish_heads", [(rows * (heads + 2 * own)).div_ceil(WARPS), 1], 0, arguments))
+        let [keys, values, side_keys, side_values] = self.kv.arguments(layer);
+        let (table, rotations) = (self.table.buffer().at(0), self.rotations.buffer.at(0));
+        let (query_weight, key_weight) = (self.query_weight.at(0), optional(self.key_weight));
+        let queries = self.queries.at(0);
+        let pointers = [query_weight, key_weight, rotations, table, queries, keys, values, side_keys, side_values];
+        let [heads, own, dim, capacity, positions, pairs] =
+            [heads, own, dim, layer.capacity, self.rotations.positions, pairs].map(int);
+        Ok((pointers, [heads, own, dim, capacity, positions, pairs, float(self.eps)]))
+    }
+
+    /// Heads of a row, those of keys and values included.
+    fn of_row(&self) -> Result<usize, StepError> {
+        let kv_heads = self.kv.layer(self.layer)?.shape.kv_heads;
+        Ok(self.heads + if self.key_weight.is_some() { 2 * kv_heads } else { 0 })
+    }
+
+    /// Channels of the product that they are made of.
+    pub fn channels(&self) -> Result<usize, StepError> {
+        Ok(self.of_row()? * self.kv.layer(self.layer)?.shape.head_dim)
+    }
+
+    /// The launch, behind the product. [`crate::gemm::Output::Heads`] is both in one.
+    pub fn launch(&self) -> Result<Launch, StepError> {
+        let (pointers, sizes) = self.arguments()?;
+        let mut arguments = vec![self.projected.at(0)];
+        arguments.extend(pointers);
+        arguments.push(int(self.rows));
+        arguments.extend(sizes);
+        Ok(launch("finish_heads", [(self.rows * self.of_row()?).div_ceil(WARPS), 1], 0, arguments))
     }
 }

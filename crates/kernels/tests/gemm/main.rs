@@ -2,8 +2,11 @@
 
 #![cfg(target_arch = "x86_64")]
 
+mod best;
 mod case;
 mod dot;
 mod fused;
+mod heads;
 mod mutants;
+mod pair;
 mod plain;

@@ -7,7 +7,11 @@ use kernels::{
     layout::Format,
 };
 
-use crate::case::{Case, SIXTEEN, emulation, words};
+use crate::{
+    best::{chosen, descending},
+    case::{Case, SIXTEEN, emulation, words},
+    heads::Attending,
+};
 
 #[path = "../../mutants.rs"]
 mod planted;
@@ -56,10 +60,35 @@ fn finding(kernel: &'static str) -> Option<String> {
     };
     let alone: Vec<u32> = (0..16).flat_map(|row| stream(row..row + 1).unwrap()).collect();
     match stream(0..16) {
-        Err(error) => Some(error),
-        Ok(together) if together != alone => Some("a row of a stream has other bits than alone".into()),
-        Ok(_) => None,
+        Err(error) => return Some(error),
+        Ok(together) if together != alone => return Some("a row of a stream has other bits than alone".into()),
+        Ok(_) => {}
     }
+    // What happens behind a product: one head of two columns, and the choice among equal logits.
+    let replace = |launch: Launch| match launch.kernel {
+        "gemm_int3_g64_m16" => Launch { kernel, ..launch },
+        other => panic!("{other}"),
+    };
+    let layer = Attending::new(Format::Int3, Some(64), 1552, 80, (1, 1, false));
+    let expected = layer.run(16, false, |launch| launch).unwrap();
+    let ids = descending(&case);
+    let choice = chosen(&case, 16, Some(&ids), Some(1e-3), false, |launch| launch).unwrap();
+    for seed in 0..4 {
+        layer.device.emulate(emulation(seed));
+        layer.scratch.reset().unwrap();
+        match layer.run(16, true, replace) {
+            Err(error) => return Some(error.to_string()),
+            Ok(found) if found != expected => return Some("other heads than two launches leave".into()),
+            Ok(_) => {}
+        }
+        case.device.emulate(emulation(seed));
+        match chosen(&case, 16, Some(&ids), Some(1e-3), true, replace) {
+            Err(error) => return Some(error.to_string()),
+            Ok(found) if found != choice => return Some("other tokens than among logits in memory".into()),
+            Ok(_) => {}
+        }
+    }
+    None
 }
 
 #[test]
