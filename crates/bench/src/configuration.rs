@@ -1,5 +1,5 @@
-//! A configuration to be measured, as a TOML file says it and as a record keeps it: the checkpoint and how it is run, nothing of how it
-//! is measured.
+//! A configuration to be measured, as a TOML file says it and as a record keeps it: the program, the checkpoint and how it is run, nothing
+//! of how it is measured.
 
 use std::path::{Path, PathBuf};
 
@@ -17,6 +17,9 @@ pub struct Configuration {
     /// Name in reports; the file's, where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
+    /// The program to run it with, a `chiku`; this one where there is none. Not in a record, which has the hash of the one that ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub binary: Option<String>,
     /// A checkpoint directory, or `nano`. In a record: no more of it than its last component, unless it was relative.
     pub model: String,
     /// `mtp`, `ngram` or `none`.
@@ -69,6 +72,7 @@ impl Configuration {
     pub fn without_places(mut self) -> Configuration {
         self.model = place(&self.model);
         self.drafter = self.drafter.as_deref().map(place);
+        self.binary = None;
         self
     }
 }
@@ -147,8 +151,9 @@ mod tests {
     #[test]
     fn a_record_names_no_directory_of_a_machine() {
         let (model, drafter) = ("/home/somebody/models/e4b".to_string(), Some("target/draft".to_string()));
-        let kept = Configuration { model, drafter, ..Default::default() }.without_places();
-        assert_eq!((kept.model.as_str(), kept.drafter.as_deref()), ("e4b", Some("target/draft")));
+        let binary = Some("/home/somebody/chiku".to_string());
+        let kept = Configuration { model, drafter, binary, ..Default::default() }.without_places();
+        assert_eq!((kept.model.as_str(), kept.drafter.as_deref(), kept.binary), ("e4b", Some("target/draft"), None));
     }
 
     #[test]

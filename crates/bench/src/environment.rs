@@ -162,6 +162,9 @@ pub struct CheckpointHash {
     pub blake3: String,
     /// Each file, by name.
     pub files: BTreeMap<String, FileHash>,
+    /// The checkpoints that it was baked from, each as [`CheckpointHash::weights`] would name it, the nearest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ancestors: Vec<String>,
 }
 
 impl CheckpointHash {
@@ -177,12 +180,12 @@ impl CheckpointHash {
         }
         let lines: String = files.iter().map(|(name, f)| format!("{}  {name}\n", f.blake3)).collect();
         let blake3 = blake3::hash(lines.as_bytes()).to_hex().to_string();
-        Ok(CheckpointHash { name: name.to_string(), blake3, files })
+        Ok(CheckpointHash { name: name.to_string(), blake3, files, ancestors: Vec::new() })
     }
 
     /// A model that only a server knows.
     pub fn served(name: &str) -> CheckpointHash {
-        CheckpointHash { name: name.to_string(), blake3: String::new(), files: BTreeMap::new() }
+        CheckpointHash { name: name.to_string(), blake3: String::new(), files: BTreeMap::new(), ancestors: Vec::new() }
     }
 
     /// Hashes what decides a checkpoint's output: the weights, the configuration, the keepset, tokenizer and template.
@@ -200,8 +203,28 @@ impl CheckpointHash {
         ];
         let mut paths: Vec<PathBuf> = checkpoint.shards().iter().map(|s| s.path.clone()).collect();
         paths.extend(others.into_iter().filter_map(|name| checkpoint.file(name)));
-        CheckpointHash::of_files(name, &paths)
+        let mut hash = CheckpointHash::of_files(name, &paths)?;
+        // A lineage that another program wrote, or none, is no reason not to measure.
+        if let Ok(family) = bake::lineage::family(checkpoint.dir()) {
+            let files = |g: &bake::lineage::Generation| {
+                weights(g.files.iter().map(|(name, hash)| (name.as_str(), hash.as_str().unwrap_or_default())))
+            };
+            hash.ancestors = family.generations.iter().skip(1).map(files).collect();
+        }
+        Ok(hash)
     }
+
+    /// Its weights and configuration alone, which is what a lineage always names: blake3 of a line `hash  name` for each.
+    pub fn weights(&self) -> String {
+        weights(self.files.iter().map(|(name, f)| (name.as_str(), f.blake3.as_str())))
+    }
+}
+
+/// Of files in the order of their names.
+fn weights<'a>(files: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let decisive = files.filter(|(name, _)| name.ends_with(".safetensors") || *name == "config.json");
+    let lines: String = decisive.map(|(name, hash)| format!("{hash}  {name}\n")).collect();
+    blake3::hash(lines.as_bytes()).to_hex().to_string()
 }
 
 fn hash_file(path: &Path) -> Result<FileHash> {
@@ -255,6 +278,25 @@ mod tests {
         assert_eq!(machine(Some("AMD EPYC 7R13 Processor"), Some(2)), "amd-epyc-7r13-2t");
         assert_eq!(machine(Some("../..//"), None), "machine");
         assert!(machine(None, Some(4)).ends_with("-4t"));
+    }
+
+    #[test]
+    fn a_baked_checkpoint_names_the_one_that_it_was_baked_from() {
+        let tmp = tempfile::tempdir().unwrap();
+        let nano = Checkpoint::open(&runtime::nano::directory().unwrap()).unwrap();
+        let bake = |from: &Checkpoint, name: &str, layer| {
+            let dir = tmp.path().join(name);
+            let options = bake::drop_layers::DropLayersOptions { layers: vec![layer], ..Default::default() };
+            bake::drop_layers::run(from, &dir, &options, &bake::Context::quiet()).unwrap();
+            Checkpoint::open(&dir).unwrap()
+        };
+        let child = bake(&nano, "child", 2);
+        let grandchild = bake(&child, "grandchild", 1);
+        let [nano, child, grandchild] = [&nano, &child, &grandchild].map(|c| CheckpointHash::of("x", c).unwrap());
+        assert_eq!(nano.ancestors, Vec::<String>::new());
+        assert_eq!(child.ancestors, [nano.weights()]);
+        assert_eq!(grandchild.ancestors, [child.weights(), nano.weights()]);
+        assert_ne!(child.weights(), nano.weights());
     }
 
     #[test]

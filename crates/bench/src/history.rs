@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::profile::OpRoofline;
 use crate::record::{Kind, Record};
 use crate::stats::changepoint::change_points;
 use crate::stats::mean;
@@ -106,6 +107,8 @@ pub struct Point {
     pub gb_per_s: Option<f64>,
     /// Hash of what was written.
     pub trajectory: String,
+    /// What each op takes of the roofline; `None` where the run was not taken apart.
+    pub roofline: Option<OpRoofline>,
 }
 
 /// The runs of one commit, one after the other.
@@ -256,6 +259,7 @@ impl Point {
             tokens_per_step: result.tokens_per_step,
             gb_per_s: bytes.zip(result.step_ms).map(|(bytes, ms)| bytes / ms / 1e6).filter(|v| v.is_finite()),
             trajectory: result.trajectory.clone(),
+            roofline: r.profile.as_ref().and_then(|p| p.roofline.clone()),
         })
     }
 }

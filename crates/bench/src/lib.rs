@@ -29,6 +29,7 @@
 //! | [`pooled`] | runs of one configuration on many nodes: interval and variance components |
 //! | [`in_turn`] | two programs run in turn: faster, slower, same, or not enough data |
 //! | [`log`] | results files: append under a lock, read what is whole |
+//! | [`journal`] | what a run has finished so far, for the case that it is killed |
 //! | [`history`] | speed over commits, and where its level changes |
 //! | [`report`] | all of it on one page |
 //! | [`merge`] | results files of many nodes brought into one |
@@ -49,6 +50,7 @@ pub mod gpu;
 pub mod history;
 pub mod import;
 pub mod in_turn;
+pub mod journal;
 pub mod lever;
 pub mod log;
 pub mod luck;

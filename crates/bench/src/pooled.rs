@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -15,7 +16,7 @@ use crate::stats::hierarchy::{Hierarchy, HierarchyOptions, Prompts};
 use crate::stats::{BootstrapOptions, Estimate, Throughput};
 
 /// What an interval was resampled over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// Machines.
@@ -23,6 +24,7 @@ pub enum Level {
     /// Runs of the program.
     Processes,
     /// Prompts of one run.
+    #[default]
     Prompts,
 }
 

@@ -10,19 +10,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use ppl::paths::Prompt;
-use runtime::Engine;
 use runtime::drafter::Drafter;
 use runtime::generate::GenerateOptions;
+use runtime::names;
 use runtime::op_clock::{Op, OpClock};
 use runtime::speculate::Shape;
 use runtime::speculative::speculative;
+use runtime::{Engine, Model};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::record::Kind;
+use crate::record::{Figure, Kind};
 
 /// A part of the wall time.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Part {
     /// `draft`, `verify: OP`, `verify: other`, `accept`, `host`, or `residual`.
     pub name: String,
@@ -33,7 +35,7 @@ pub struct Part {
 }
 
 /// What a mean step is made of.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Profile {
     /// Measured.
     pub kind: Kind,
@@ -53,6 +55,74 @@ pub struct Profile {
     pub verify_percent: f64,
     /// What adds up to the wall time.
     pub parts: Vec<Part>,
+    /// What each op takes of the roofline; `None` where nobody asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub roofline: Option<OpRoofline>,
+}
+
+/// The ops that read weights against the time in which this machine could read them. Projected: bytes are sizes, and a floor is a
+/// quotient. A model that a cache holds can be faster than memory, and then lies above 100 %.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct OpRoofline {
+    /// Projected.
+    pub kind: Kind,
+    /// Read bandwidth in 10^9 bytes a second.
+    pub read_gb_per_s: Figure,
+    /// Each op that reads weights.
+    pub ops: Vec<OpBound>,
+}
+
+/// One of them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct OpBound {
+    /// Name, as in [`Part::name`] without `verify: `.
+    pub op: String,
+    /// Bytes of its weights in a step, each read once.
+    pub bytes: u64,
+    /// Least time to read them in ms.
+    pub floor_ms: f64,
+    /// That over the time of the op, in percent: 100 is the roofline.
+    pub percent: f64,
+}
+
+/// Which linears an op multiplies with, by the end of their names.
+const LINEARS: [(Op, &[&str]); 6] = [
+    (Op::Qkv, &["q_proj", "k_proj", "v_proj"]),
+    (Op::Output, &["o_proj"]),
+    (Op::GateUp, &["gate_proj", "up_proj"]),
+    (Op::Down, &["down_proj"]),
+    (Op::PerLayer, &["per_layer_input_gate", "per_layer_projection", names::PLE_MODEL_PROJECTION]),
+    (Op::Head, &[names::LM_HEAD]),
+];
+
+/// Bytes of the weights that each op of a step reads.
+fn op_bytes(model: &Model) -> Vec<(Op, u64)> {
+    let layers = model.config().layers.len();
+    let of_layers = (0..layers).flat_map(|l| names::LAYER_LINEARS.map(|rest| names::layer(l, rest)));
+    let modules: Vec<String> =
+        of_layers.chain([names::PLE_MODEL_PROJECTION.to_string(), names::LM_HEAD.to_string()]).collect();
+    let bytes = |ends: &[&str]| {
+        let own = modules.iter().filter(|m| ends.iter().any(|end| m.ends_with(end)));
+        own.filter_map(|m| model.weights(m)).map(|w| w.bytes() as u64).sum()
+    };
+    LINEARS.iter().map(|(op, ends)| (*op, bytes(ends))).filter(|(_, bytes)| *bytes > 0).collect()
+}
+
+impl Profile {
+    /// With what each op takes of a read bandwidth in 10^9 bytes a second.
+    pub fn against(mut self, model: &Model, read_gb_per_s: Figure) -> Profile {
+        let spent = |op: Op| {
+            let name = format!("verify: {}", op.name());
+            self.parts.iter().find(|p| p.name == name).map_or(0.0, |p| p.ms_per_step)
+        };
+        let bound = |(op, bytes): (Op, u64)| {
+            let floor_ms = bytes as f64 / read_gb_per_s.value / 1e6;
+            OpBound { op: op.name().into(), bytes, floor_ms, percent: floor_ms / spent(op) * 100.0 }
+        };
+        let ops = op_bytes(model).into_iter().map(bound).filter(|b| b.percent.is_finite()).collect();
+        self.roofline = Some(OpRoofline { kind: Kind::Projected, read_gb_per_s, ops });
+        self
+    }
 }
 
 /// Sums over all steps, in ms.
@@ -93,6 +163,7 @@ impl Sums {
             prefill_ms: self.prefill / self.prompts as f64,
             verify_percent: self.verify / self.wall * 100.0,
             parts,
+            roofline: None,
         })
     }
 }
@@ -218,5 +289,24 @@ mod tests {
         near(p.verify_percent, 55.0);
         assert_eq!((p.tokens_per_step, p.prefill_ms), (3.0, 3.0));
         assert!(Sums::default().profile().unwrap_err().to_string().contains("at least 1"));
+    }
+
+    #[test]
+    fn every_byte_of_a_step_belongs_to_one_op_and_floors_follow() {
+        let checkpoint = runtime::checkpoint::Checkpoint::open(&runtime::nano::directory().unwrap()).unwrap();
+        let model = Model::load(checkpoint).unwrap();
+        let bytes = op_bytes(&model);
+        assert_eq!(bytes.iter().map(|b| b.1).sum::<u64>(), model.step_weight_bytes(), "{bytes:?}");
+        let ops = [2.0; Op::ALL.len()];
+        let sums =
+            Sums { prompts: 1, steps: 2, tokens: 2, wall: 20.0, verify: 18.0, total: 19.0, ops, ..Default::default() };
+        let read = Figure { kind: Kind::Measured, value: 10.0, source: "test".into() };
+        let roofline = sums.profile().unwrap().against(&model, read).roofline.unwrap();
+        assert_eq!(roofline.ops.len(), bytes.len());
+        for (bound, (op, bytes)) in roofline.ops.iter().zip(&bytes) {
+            // 1 ms a step each, and 10^7 bytes a ms.
+            assert_eq!((bound.op.as_str(), bound.bytes), (op.name(), *bytes));
+            assert!((bound.percent - *bytes as f64 / 1e7 * 100.0).abs() < 1e-9, "{bound:?}");
+        }
     }
 }

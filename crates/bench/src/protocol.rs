@@ -277,7 +277,8 @@ pub struct Run {
 }
 
 impl Run {
-    fn new(label: &str, planned: usize) -> Run {
+    /// One of which nothing is done yet.
+    pub fn new(label: &str, planned: usize) -> Run {
         Run {
             label: label.to_string(),
             warmup: Warmup::default(),
@@ -318,6 +319,8 @@ pub struct Progress<'a> {
     pub total: usize,
     /// Rate of this target so far.
     pub tokens_per_s: Option<f64>,
+    /// The request that was just finished; `None` for a warm-up.
+    pub sample: Option<&'a PromptSample>,
 }
 
 /// What surrounds a run: time, the wish to stop, and who watches. `progress` runs inside the timed sequence and should be quick.
@@ -397,7 +400,8 @@ fn sequence(
             runs[t].warmup = watches[t].seen;
             let done = watches.iter().map(|w| w.seen.requests).sum();
             let total = protocol.warmup_prompts.max(request + 1) * targets.len();
-            (ctx.progress)(Progress { label: targets[t].label(), warmup: true, done, total, tokens_per_s: None });
+            let label = targets[t].label();
+            (ctx.progress)(Progress { label, warmup: true, done, total, tokens_per_s: None, sample: None });
         }
     }
 
@@ -430,8 +434,8 @@ fn sequence(
             runs[t].outputs.push(sample.output);
             lap = now;
             done += 1;
-            let tokens_per_s = runs[t].tokens_per_s();
-            (ctx.progress)(Progress { label: targets[t].label(), warmup: false, done, total, tokens_per_s });
+            let (label, tokens_per_s, sample) = (targets[t].label(), runs[t].tokens_per_s(), runs[t].samples.last());
+            (ctx.progress)(Progress { label, warmup: false, done, total, tokens_per_s, sample });
         }
     }
     runs.iter_mut().for_each(|r| r.complete = true);

@@ -10,6 +10,8 @@ use crate::compare::Comparison;
 use crate::configuration::Configuration;
 use crate::environment::{Binary, CheckpointHash, Conditions, Environment};
 use crate::error::{Error, Result};
+use crate::pooled::Level;
+use crate::profile::Profile;
 use crate::prompts::PromptSet;
 use crate::protocol::{PromptSample, Protocol, Run, Warmup};
 use crate::stats::hierarchy::{Hierarchy, HierarchyOptions, Prompts};
@@ -66,6 +68,9 @@ pub struct RunResult {
     /// Interval of it over prompts, the highest level that one process has several of; `None` where fewer than 2 are finished. What
     /// another process or node would give is in [`crate::pooled`].
     pub interval: Option<Interval>,
+    /// What the interval is over: prompts. The luck of a process and of a machine is not in it.
+    #[serde(default)]
+    pub interval_over: Level,
     /// Finished requests.
     pub prompts: usize,
     /// Tokens of their prompts.
@@ -112,6 +117,7 @@ impl RunResult {
         Ok(Some(RunResult {
             tokens_per_s,
             interval,
+            interval_over: Level::Prompts,
             prompts: samples.len(),
             prompt_tokens: samples.iter().map(|s| s.prompt_tokens).sum(),
             completion_tokens: run.completion_tokens(),
@@ -212,6 +218,9 @@ pub struct Record<S = PromptSample> {
     pub comparison: Option<Comparison>,
     /// Is it still the same model? Speed without this is half a claim.
     pub gate: Option<VerifyReport>,
+    /// What a step is made of, taken after the run on some of its prompts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Profile>,
     /// The finished requests, in order.
     pub samples: Vec<S>,
 }
@@ -270,6 +279,7 @@ impl Record {
             result,
             comparison: None,
             gate: None,
+            profile: None,
             samples,
         })
     }
@@ -293,7 +303,12 @@ pub(crate) mod tests {
                 flags: vec![],
             },
             configuration: None,
-            checkpoint: CheckpointHash { name: "nano".into(), blake3: "00".into(), files: Default::default() },
+            checkpoint: CheckpointHash {
+                name: "nano".into(),
+                blake3: "00".into(),
+                files: Default::default(),
+                ancestors: vec![],
+            },
             drafter: None,
             prompts: PromptSet {
                 name: "public.jsonl".into(),
@@ -356,6 +371,7 @@ pub(crate) mod tests {
             serde_json::json!({"name": "public.jsonl", "private": false, "blake3": "11", "count": 160})
         );
         assert_eq!(value["result"]["interval"]["method"], "bca");
+        assert_eq!(value["result"]["interval_over"], "prompts");
         let time: jiff::Timestamp = record.time.parse().unwrap();
         assert!(time <= jiff::Timestamp::now());
         let back: Record = serde_json::from_str(&json).unwrap();

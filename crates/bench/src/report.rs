@@ -27,13 +27,14 @@ mod gap;
 mod history;
 mod inputs;
 mod landscape;
+mod op_share;
 mod page;
 mod plot;
 mod roofline;
 #[cfg(test)]
 mod tests;
 
-pub use inputs::{File, Groups, Inputs, Paths, StepPart, StepProfile, Sums};
+pub use inputs::{File, Groups, Inputs, Paths, Sums};
 
 /// A record without what only it needs.
 pub(crate) type Run = Record<Sums>;

@@ -115,6 +115,79 @@ fn a_server_is_measured_and_its_failure_recorded() {
 }
 
 #[test]
+fn a_killed_run_loses_no_request_that_was_finished() {
+    let dir = tempfile::tempdir().unwrap();
+    let four =
+        ["--limit", "4", "--max-tokens", "6", "--warmup", "1", "--warmup-limit", "0", "--chat", "--out", "r.jsonl"];
+    // The warm-up, two requests, and one that never ends.
+    let url = start(&[Act::Ids, Act::Ids, Act::Ids, Act::Hang]);
+    let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("chiku"))
+        .args(["bench", "run", "-q", "--url", &url])
+        .args(four)
+        .current_dir(dir.path())
+        .spawn()
+        .unwrap();
+    let journal = dir.path().join(format!(".r.jsonl.unfinished-{}", child.id()));
+    let done = || std::fs::read_to_string(&journal).is_ok_and(|text| text.lines().count() == 3);
+    for _ in 0..600 {
+        if done() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert!(done(), "{journal:?}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!dir.path().join("r.jsonl").exists());
+    let url = start(&[Act::Ids]);
+    let (_, told) = expect(0, dir.path(), &[&["--url", &url][..], &four].concat());
+    assert!(told.contains("a run of `scripted` was killed; the 2 of 4 requests that it had finished"), "{told}");
+    let both = lines(&dir.path().join("r.jsonl"));
+    let whole = |r: &Value| (r["complete"].as_bool().unwrap(), r["samples"].as_array().unwrap().len());
+    assert_eq!(both.iter().map(whole).collect::<Vec<_>>(), [(false, 2), (true, 4)]);
+    assert!(both[0]["failure"].as_str().unwrap().contains("ended before the run did"), "{}", both[0]["failure"]);
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["r.jsonl"], "both journals are gone");
+}
+
+#[test]
+fn programs_take_turns_in_processes_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = assert_cmd::cargo::cargo_bin("chiku");
+    let old = format!("model = \"nano\"\nthreads = 1\nbinary = {:?}\n", program.to_str().unwrap());
+    std::fs::write(dir.path().join("old.toml"), old).unwrap();
+    std::fs::write(dir.path().join("new.toml"), "model = \"nano\"\nthreads = 1\n").unwrap();
+    let turns = ["--interleave", "old.toml", "new.toml", "--processes", "2", "--out", "r.jsonl"];
+    let shown: Value =
+        serde_json::from_str(&expect(0, dir.path(), &small(&[&turns[..], &["--json"]].concat())).0).unwrap();
+    assert_eq!((&shown["in_turn"]["pairs"], &shown["in_turn"]["left_out"]), (&json!(2), &json!(0)), "{shown}");
+    assert!(shown["in_turn"]["verdict"].to_string().contains("not-enough-data"), "{}", shown["in_turn"]);
+    let all = lines(&dir.path().join("r.jsonl"));
+    let labels: Vec<&str> = all.iter().map(|r| r["target"]["label"].as_str().unwrap()).collect();
+    assert_eq!(labels, ["old", "new", "new", "old"]);
+    assert!(!all[0].to_string().contains(program.to_str().unwrap()), "a record names no directory");
+    let gone = "model = \"nano\"\nbinary = \"./gone\"\nthreads = 1\n";
+    std::fs::write(dir.path().join("gone.toml"), gone).unwrap();
+    let args = ["--interleave", "gone.toml", "new.toml", "--out", "r.jsonl"];
+    assert!(expect(2, dir.path(), &small(&args)).1.contains("./gone: cannot start"));
+}
+
+#[test]
+fn a_run_that_was_taken_apart_shows_what_each_op_takes_of_the_roofline() {
+    let dir = tempfile::tempdir().unwrap();
+    expect(0, dir.path(), &small(&["--profile", "--out", "results/r.jsonl"]));
+    let record = &lines(&dir.path().join("results/r.jsonl"))[0];
+    let ops = record["profile"]["roofline"]["ops"].as_array().unwrap();
+    let bytes: u64 = ops.iter().map(|op| op["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(bytes as f64, record["result"]["bytes_per_step"]["value"].as_f64().unwrap());
+    assert!(ops.iter().all(|op| op["percent"].as_f64().unwrap() > 0.0), "{ops:?}");
+    let mut command = Command::cargo_bin("chiku").unwrap();
+    let out = command.current_dir(dir.path()).args(["bench", "history"]).output().unwrap();
+    let text = String::from_utf8(out.stdout).unwrap();
+    assert!(text.contains("GB/s (projected): qkv ") && text.contains(", gate/up "), "{text}");
+}
+
+#[test]
 fn configurations_take_turns_and_base_is_the_last_good_record() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.toml"), "model = \"nano\"\nthreads = 1\n").unwrap();

@@ -1,10 +1,11 @@
 //! Where the time of a request goes.
 
-use super::inputs::{Inputs, StepProfile};
+use super::inputs::Inputs;
 use super::page::{Figure, Row, Section, Table, names, numbers};
 use super::plot::{Anchor, Rows, Scale, Svg, number};
 use super::{Config, by_kind, kind_name};
 use crate::import::steptime::StepTimes;
+use crate::profile::Profile;
 use crate::record::Kind;
 
 /// Configurations in the picture: the last ones that ran. The table has all.
@@ -35,16 +36,23 @@ pub(super) fn section(inputs: &Inputs, configs: &[Config]) -> Section {
         missing.push("Our own requests are taken apart from records: `chiku bench run` makes one.".to_string());
     }
     for kind in [Kind::Measured, Kind::Projected, Kind::Published] {
-        let wholes: Vec<Whole> = inputs.profiles.iter().filter(|(_, p)| p.kind == kind).map(of_profile).collect();
+        // Of each configuration the last record that has one, and what was given besides.
+        let recorded =
+            configs.iter().filter_map(|c| Some((&c.name, c.runs.iter().rev().find_map(|r| r.profile.as_ref())?)));
+        let given = inputs.profiles.iter().map(|(name, p)| (name, p));
+        let wholes: Vec<Whole> =
+            recorded.chain(given).filter(|(_, p)| p.kind == kind).map(|(name, p)| of_profile(name, p)).collect();
         if !wholes.is_empty() {
             let note = "A mean step after prefill: drafting, the target's pass by op, acceptance, the host's own work, and the residual that \
                         none of them accounts for.";
             figures.push(bars(&format!("profile-{}", kind_name(kind)), kind, "A step by op", note.into(), &wholes));
         }
     }
-    if inputs.profiles.is_empty() {
+    if figures.iter().all(|f| !f.id.starts_with("profile-")) {
         missing.push(
-            "A step is taken apart by op from `--profile FILE`, what `chiku bench profile --json` printed.".into(),
+            "A step is taken apart by op from records of `chiku bench run --profile`, and from `--profile FILE`, what `chiku bench \
+             profile --json` printed."
+                .into(),
         );
     }
     match &inputs.steptime {
@@ -80,9 +88,9 @@ fn of_config(c: &Config) -> Option<Whole> {
     Some(Whole { name: c.name.clone(), ms: wall, parts })
 }
 
-fn of_profile((name, p): &(String, StepProfile)) -> Whole {
+fn of_profile(name: &str, p: &Profile) -> Whole {
     let parts = p.parts.iter().map(|part| Part { name: part.name.clone(), ms: part.ms_per_step }).collect();
-    Whole { name: name.clone(), ms: p.ms_per_step, parts }
+    Whole { name: name.to_string(), ms: p.ms_per_step, parts }
 }
 
 fn of_requests(kind: Kind, wholes: &[Whole]) -> Figure {

@@ -23,10 +23,17 @@ pub(super) fn section(inputs: &Inputs, runs: &[&Run]) -> Result<Section> {
             figures.push(of_series(kind, &series));
         }
     }
+    let measured: Vec<&Series> = history.series.iter().filter(|s| s.kind == Kind::Measured).collect();
+    match super::op_share::figure(&measured) {
+        Some(figure) => figures.push(figure),
+        None => missing.push(
+            "What each op takes of the roofline is drawn from runs that were taken apart: `chiku bench run --profile`."
+                .to_string(),
+        ),
+    }
     if history.series.is_empty() {
-        missing.push(
-            "Our history is drawn from finished runs under `results/`: each `chiku bench run` adds one.".to_string(),
-        );
+        missing
+            .push("Our history is drawn from finished runs under `results/`: each `chiku bench run` adds one.".into());
     } else if history.series.iter().all(|s| s.points.len() < 3) {
         missing.push("No configuration has three runs yet: a change of level shows from there on.".into());
     }

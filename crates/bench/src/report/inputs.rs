@@ -14,7 +14,7 @@ use crate::import::steptime::StepTimes;
 use crate::import::{board, draws, pairs, steptime};
 use crate::log;
 use crate::luck::Draw;
-use crate::record::Kind;
+use crate::profile::Profile;
 
 /// A timed request without its single steps; a field that a record lacks is 0.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -71,28 +71,6 @@ pub struct Paths {
     pub profiles: Vec<PathBuf>,
 }
 
-/// What a mean step is made of, as `bench profile --json` prints it.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct StepProfile {
-    /// Where the numbers come from.
-    pub kind: Kind,
-    /// Steps behind it.
-    pub steps: usize,
-    /// Wall time of a mean step in ms.
-    pub ms_per_step: f64,
-    /// What adds up to it.
-    pub parts: Vec<StepPart>,
-}
-
-/// A part of a step.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct StepPart {
-    /// Its name.
-    pub name: String,
-    /// Its time in a mean step, in ms.
-    pub ms_per_step: f64,
-}
-
 /// A results file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct File {
@@ -121,7 +99,7 @@ pub struct Inputs {
     /// Acceptance by depth, by the file's name without its ending.
     pub acceptance: Vec<(String, AcceptanceReport)>,
     /// Steps taken apart, likewise.
-    pub profiles: Vec<(String, StepProfile)>,
+    pub profiles: Vec<(String, Profile)>,
 }
 
 impl Inputs {

@@ -257,6 +257,23 @@ fn of_board(board: &Board) -> Figure {
     figure
 }
 
+/// The configuration whose checkpoint is the nearest ancestor of this one's: with the same drafter and machine, where there is one.
+fn parent(configs: &[&Config], child: usize) -> Option<usize> {
+    let last = configs[child].last()?;
+    let like = |other: &Config| {
+        let (a, b) = (&configs[child].configuration, &other.configuration);
+        (a.machine == b.machine, a.flags == b.flags, a.precision == b.precision, a.prompts == b.prompts)
+    };
+    last.checkpoint.ancestors.iter().find_map(|ancestor| {
+        let is = |c: &Config| {
+            c.last().is_some_and(|r| !r.checkpoint.files.is_empty() && r.checkpoint.weights() == *ancestor)
+        };
+        let found = (0..configs.len()).filter(|&i| i != child && is(configs[i]));
+        // The first of those that are most alike.
+        found.rev().max_by_key(|&i| like(configs[i]))
+    })
+}
+
 fn of_configs(kind: Kind, configs: &[&Config]) -> Figure {
     let configs: Vec<&Config> = configs.iter().copied().filter(|c| !c.runs.is_empty()).collect();
     let gate = |c: &Config| c.runs.iter().rev().find_map(|r| r.gate.clone());
@@ -292,13 +309,16 @@ fn of_configs(kind: Kind, configs: &[&Config]) -> Figure {
             edges.extend(other.filter(|&o| o != i).map(|o| (i, o)));
         }
     }
+    let parents: Vec<Option<usize>> = (0..configs.len()).map(|i| parent(&configs, i)).collect();
+    edges.extend(parents.iter().enumerate().filter_map(|(i, p)| Some((i, (*p)?))));
     edges.sort_unstable();
     edges.dedup();
-    let rows = configs.iter().zip(&items).map(|(c, i)| Row {
+    let rows = configs.iter().zip(&items).zip(&parents).map(|((c, i), parent)| Row {
         state: i.state.into(),
         cells: vec![
             c.name.clone(),
             c.configuration.checkpoint.clone(),
+            parent.map_or_else(String::new, |p| configs[p].name.clone()),
             c.runs.len().to_string(),
             number(i.tps),
             i.ppl.map_or(String::new(), |p| format!("{p:.4}")),
@@ -311,6 +331,7 @@ fn of_configs(kind: Kind, configs: &[&Config]) -> Figure {
         columns: vec![
             names("configuration"),
             names("checkpoint"),
+            names("baked from"),
             super::page::counts("runs"),
             numbers("tokens/s, mean", kind),
             numbers("perplexity", kind),
@@ -326,7 +347,7 @@ fn of_configs(kind: Kind, configs: &[&Config]) -> Figure {
     };
     let note = format!(
         "{} configurations, each at the mean of its runs. Machines differ: only what ran on one can be compared.{gates} A line leads to the \
-         configuration that a run was interleaved with.",
+         configuration that a run was interleaved with, or whose checkpoint its own was baked from.",
         configs.len()
     );
     let title = "Our configurations";
@@ -336,7 +357,7 @@ fn of_configs(kind: Kind, configs: &[&Config]) -> Figure {
         Key::new("dot passed", "gate passed"),
         Key::new("cross failed", "gate failed"),
         Key::new("ring no", "no gate in the record"),
-        Key::new("edge", "compared with"),
+        Key::new("edge", "compared with, or baked from"),
     ];
     figure.states = ["passed", "failed", "no gate"].map(String::from).into();
     (figure.filter, figure.zoom) = (true, true);

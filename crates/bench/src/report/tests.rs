@@ -3,6 +3,7 @@ use crate::compare::tests::run;
 use crate::import::board::{Board, Claim, Verification};
 use crate::log::append;
 use crate::luck::Draw;
+use crate::profile::{OpBound, OpRoofline, Part, Profile};
 use crate::record::tests::setup;
 use crate::record::{Figure, Record};
 use crate::stats::BootstrapOptions;
@@ -89,10 +90,21 @@ fn acceptance() -> crate::acceptance::AcceptanceReport {
     crate::acceptance::AcceptanceReport { prompts: 5, all, off_loop, loop_share: 0.4, mismatch: false }
 }
 
-fn profile() -> StepProfile {
-    let part = |name: &str, ms_per_step| StepPart { name: name.into(), ms_per_step };
+fn profile() -> Profile {
+    let part = |name: &str, ms: f64| Part { name: name.into(), ms_per_step: ms, percent: ms / 2.0 * 100.0 };
     let parts = vec![part("verify: mlp", 1.5), part("host", 0.25), part("residual", 0.25)];
-    StepProfile { kind: Kind::Measured, steps: 100, ms_per_step: 2.0, parts }
+    Profile {
+        kind: Kind::Measured,
+        prompts: 4,
+        steps: 100,
+        wall_ms: 200.0,
+        ms_per_step: 2.0,
+        tokens_per_step: 1.0,
+        prefill_ms: 1.0,
+        verify_percent: 75.0,
+        parts,
+        roofline: None,
+    }
 }
 
 /// Each figure of a page: its id, its drawing, its rows.
@@ -149,6 +161,43 @@ fn all_rows_of_a_board_appear_the_hidden_valid_one_among_them() {
     assert!(svg.contains("490.50 tokens/s, valid (published)") && svg.contains("fast 490.5"), "{svg}");
     assert_eq!(svg.matches("class=\"edge ").count(), 1);
     assert!(page.contains("1 verified claims stand below a faster one"));
+}
+
+#[test]
+fn a_line_leads_from_a_baked_checkpoint_to_its_parent() {
+    let file = |hash: &str| crate::environment::FileHash { bytes: 1, blake3: hash.into() };
+    let mut parent = record("parent", 0, &[100.0, 110.0]);
+    parent.checkpoint.files = [("config.json".to_string(), file("aa"))].into();
+    let mut child = record("child", 1, &[90.0, 95.0]);
+    child.checkpoint.files = [("config.json".to_string(), file("bb"))].into();
+    child.checkpoint.blake3 = "child".into();
+    let edges = |child: &Record| {
+        let page = render(&results(&[parent.clone(), child.clone()])).unwrap();
+        let (id, svg, _) = figures(&page).swap_remove(0);
+        assert_eq!(id, "configurations-measured");
+        svg.matches("class=\"edge ").count()
+    };
+    assert_eq!(edges(&child), 0);
+    // An ancestor that no record is of is passed over.
+    child.checkpoint.ancestors = vec!["unknown".into(), parent.checkpoint.weights()];
+    assert_eq!(edges(&child), 1);
+}
+
+#[test]
+fn runs_that_were_taken_apart_show_their_share_of_the_roofline() {
+    let mut records: Vec<Record> = (0..2).map(|i| record("plain", i, &[100.0, 110.0])).collect();
+    for (i, r) in records.iter_mut().enumerate() {
+        let ops = vec![OpBound { op: "down".into(), bytes: 5_000_000, floor_ms: 0.5, percent: 41.5 + i as f64 }];
+        let read_gb_per_s = Figure { kind: Kind::Measured, value: 10.0, source: "here".into() };
+        let roofline = Some(OpRoofline { kind: Kind::Projected, read_gb_per_s, ops });
+        r.profile = Some(Profile { roofline, ..profile() });
+    }
+    let page = render(&results(&records)).unwrap();
+    let found = figures(&page);
+    let (_, svg, rows) = found.iter().find(|f| f.0 == "op-share").unwrap();
+    assert_eq!((*rows, svg.matches("class=\"mark ").count()), (2, 2));
+    assert!(svg.contains("plain, down: 41.5 % of 10.00 GB/s") && svg.contains("42.5 %, 5.00 MB"), "{svg}");
+    assert!(found.iter().any(|f| f.0 == "profile-measured"));
 }
 
 #[test]
@@ -244,14 +293,14 @@ fn what_other_commands_printed_is_read_and_wrong_files_are_named() {
         dir.path().join(name)
     };
     let yields = file("mtp.json", &serde_json::to_string(&acceptance()).unwrap());
-    let text = r#"{"kind": "measured", "steps": 3, "ms_per_step": 2, "parts": [{"name": "host", "ms_per_step": 2, "percent": 100}]}"#;
-    let steps = file("nano.json", text);
+    let text = serde_json::to_string(&profile()).unwrap();
+    let steps = file("nano.json", &text);
     let paths = Paths { acceptance: vec![yields.clone()], profiles: vec![steps], ..Default::default() };
     let page = render(&Inputs::read(&paths).unwrap()).unwrap();
     assert!(page.contains("depth 2: 60.0 % of 100 steps (all steps, measured)") && page.contains("nano, host"));
     let wrong = Inputs::read(&Paths { profiles: vec![yields], ..Default::default() }).unwrap_err().to_string();
     assert!(wrong.contains("mtp.json: not valid JSON") || wrong.contains("mtp.json"), "{wrong}");
-    let still = file("still.json", &text.replace("\"ms_per_step\": 2, \"parts\"", "\"ms_per_step\": 0, \"parts\""));
+    let still = file("still.json", &text.replace("\"ms_per_step\":2.0,", "\"ms_per_step\":0.0,"));
     let error = Inputs::read(&Paths { profiles: vec![still], ..Default::default() }).unwrap_err().to_string();
     assert!(error.contains("still.json: a profile of steps that take 0 ms"), "{error}");
 }

@@ -18,6 +18,7 @@ mod lever;
 mod measure;
 mod processes;
 mod profile;
+mod programs;
 mod prompts;
 mod report;
 mod roofline;

@@ -153,7 +153,7 @@ pub fn run(args: &DemoArgs, quiet: bool) -> Result<ExitCode> {
     // A demonstration does not wait long for a steady machine.
     let protocol = Protocol { max_tokens: MEASURED.1, warmup_limit_ms: 1000, ..Default::default() };
     let quiet = stage.quiet || stage.json;
-    let how = Measuring { protocol: &protocol, seed: 1, discarded: &[], quiet };
+    let how = Measuring { protocol: &protocol, seed: 1, discarded: &[], quiet, results: None, profile: false };
     let mut records = measure(&sides, &prompts, &how)?.records;
     stage.go_on()?;
     let record = stage.out.join("record.jsonl");

@@ -117,7 +117,7 @@ pub fn run(args: &ClaimArgs) -> Result<ExitCode> {
     }
     let interval = r.ceiling_interval.map_or_else(String::new, |[low, high]| format!(" [{low:.1}, {high:.1}]"));
     crate::outln!("ceiling (an average private run still verifies): {:.1}{interval} (projected)", r.ceiling);
-    crate::outln!("private result needed: {:.1}", r.private_needed);
+    crate::outln!("private result needed: {:.2}", r.private_needed);
     crate::outln!("{:>6} {:>9} {:>7} {:>8} {:>7}", "draws", "best", "beat", "verify", "both");
     for p in &r.curve {
         let interval = p.p_both_interval.map_or_else(String::new, |[low, high]| format!("  [{low:.3}, {high:.3}]"));

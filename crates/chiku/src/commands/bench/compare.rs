@@ -82,7 +82,8 @@ fn read(path: &Path) -> Result<Vec<Record>> {
     Ok(log.records)
 }
 
-fn print(v: &InTurn) {
+/// What the pairs say.
+pub fn print(v: &InTurn) {
     let what = match v.basis {
         Basis::TokensPerSecond => "tokens/s",
         Basis::StepTime => "speed of a step",

@@ -214,7 +214,8 @@ fn measured(args: &GapArgs, quiet: bool) -> Result<Option<(Vec<Request>, Vec<Req
     let side = |prompts: &str| -> Result<Vec<Request>> {
         let set = PromptArgs { prompts: prompts.into(), chat: false, raw: false };
         let prompts = set.read(&sides[0].model, args.limit)?;
-        let how = Measuring { protocol: &protocol, seed: args.seed, discarded: &[], quiet };
+        let how =
+            Measuring { protocol: &protocol, seed: args.seed, discarded: &[], quiet, results: None, profile: false };
         let records = measure(&sides, &prompts, &how)?.records;
         if let Some(failure) = records.iter().find_map(|r| r.failure.as_ref()) {
             bail!("the run ended early: {failure}");

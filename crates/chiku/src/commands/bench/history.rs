@@ -12,7 +12,8 @@ use serde::de::IgnoredAny;
 #[derive(Args)]
 #[command(
     after_help = "Runs of one configuration on one machine form a series, in the order of their time. A change point says where to look; \
-`bench compare` decides whether a commit is slower. `GB/s` is the projected bytes of a step over its measured time.
+`bench compare` decides whether a commit is slower. `GB/s` is the projected bytes of a step over its measured time; below a run of \
+`bench run --profile` stands what each op takes of the read bandwidth that was measured with it.
 
 Examples:
   chiku bench history
@@ -81,6 +82,10 @@ fn print(s: &Series) {
             or_dash(p.tokens_per_step, 3),
             or_dash(p.gb_per_s, 2)
         );
+        if let Some(r) = &p.roofline {
+            let ops: Vec<String> = r.ops.iter().map(|o| format!("{} {:.0} %", o.op, o.percent)).collect();
+            crate::outln!("    of {:.1} GB/s (projected): {}", r.read_gb_per_s.value, ops.join(", "));
+        }
     }
     if s.points.len() > 2 && s.changes.is_empty() {
         crate::outln!("  no change of level in {} runs", s.points.len());

@@ -133,12 +133,13 @@ fn print(r: &Report) {
             let tokens =
                 t.tokens_per_step.as_ref().map_or_else(String::new, |e| format!(", tokens a step x {:.2}", e.value));
             crate::outln!(
-                "    {} against {}: {:.3} [{:.3}, {:.3}] times as fast, bytes x {:.3}{tokens}{ppl}",
+                "    {} against {}: {:.3} [{:.3}, {:.3}] times as fast ({:.0} % over prompts), bytes x {:.3}{tokens}{ppl}",
                 t.setting,
                 t.base,
                 t.speedup.value,
                 i.low,
                 i.high,
+                i.level * 100.0,
                 t.bytes
             );
         }

@@ -8,8 +8,9 @@ use bench::compare::Comparison;
 use bench::configuration::Configuration;
 use bench::engine::EngineTarget;
 use bench::environment::{Binary, CheckpointHash, Conditions, Environment};
+use bench::journal::Journal;
 use bench::prompts::PromptSet;
-use bench::protocol::{self, Monotonic, Output, Protocol, Run};
+use bench::protocol::{self, Monotonic, Output, PromptSample, Protocol, Run};
 use bench::record::{Discarded, Figure, Kind, Record, Setup, TargetInfo};
 use bench::stats::BootstrapOptions;
 use clap::ValueEnum;
@@ -82,6 +83,10 @@ pub struct Measuring<'a> {
     pub discarded: &'a [Discarded],
     /// No progress bar.
     pub quiet: bool,
+    /// Results file that the records will go to: finished requests are kept in a journal beside it until they are there.
+    pub results: Option<&'a Path>,
+    /// Take a step apart by op after the run, too.
+    pub profile: bool,
 }
 
 /// Records, and what each of their samples wrote.
@@ -90,6 +95,8 @@ pub struct Measured {
     pub records: Vec<Record>,
     /// Outputs of each side.
     pub outputs: Vec<Vec<Output>>,
+    /// To be finished once the records are written.
+    pub journal: Option<Journal>,
 }
 
 /// Times one or two models. Two are run alternately; the second record then holds the comparison with the first.
@@ -121,10 +128,31 @@ pub fn measure(sides: &[Side], (set, prompts): &(PromptSet, Vec<Prompt>), how: &
         targets.push(target);
     }
 
+    let setups: Vec<Setup> = infos
+        .into_iter()
+        .zip(sides)
+        .map(|((target, checkpoint, drafter), side)| Setup {
+            binary: binary(),
+            environment: environment.clone(),
+            after: Conditions::default(),
+            target,
+            configuration: side.configuration(),
+            checkpoint,
+            drafter,
+            prompts: set.clone(),
+            protocol: how.protocol.clone(),
+            discarded: how.discarded.to_vec(),
+        })
+        .collect();
+    let options = BootstrapOptions { seed: how.seed, ..Default::default() };
+    let mut journal = how.results.map(|results| begin(results, &setups, prompts.len(), &options)).transpose()?;
+
     let progress = bar("measuring", (prompts.len() * sides.len()) as u64, Unit::Count, how.quiet);
+    let mut kept = Ok(());
     let mut show = |p: protocol::Progress<'_>| {
-        if !p.warmup {
+        if let Some(sample) = p.sample {
             progress.set_position(p.done as u64);
+            keep(&mut journal, &mut kept, p.label, sample);
         }
     };
     let context = protocol::Context { clock: &Monotonic::start(), cancel, progress: &mut show };
@@ -135,29 +163,17 @@ pub fn measure(sides: &[Side], (set, prompts): &(PromptSet, Vec<Prompt>), how: &
         _ => bail!("one or two models can be measured, not {}", sides.len()),
     };
     progress.finish_and_clear();
+    warn(kept);
 
-    let options = BootstrapOptions { seed: how.seed, ..Default::default() };
     let comparison = match &runs[..] {
         [a, b] if a.samples.len().min(b.samples.len()) >= 2 => Some(Comparison::new(a, b, &options)?),
         _ => None,
     };
     let after = Conditions::capture();
-    let mut measured = Measured { records: Vec::new(), outputs: Vec::new() };
-    for ((mut run, side), (target, checkpoint, drafter)) in runs.into_iter().zip(sides).zip(infos) {
+    let mut measured = Measured { records: Vec::new(), outputs: Vec::new(), journal };
+    for ((mut run, side), setup) in runs.into_iter().zip(sides).zip(setups) {
         measured.outputs.push(std::mem::take(&mut run.outputs));
-        let setup = Setup {
-            binary: binary(),
-            environment: environment.clone(),
-            after: after.clone(),
-            target,
-            configuration: side.configuration(),
-            checkpoint,
-            drafter,
-            prompts: set.clone(),
-            protocol: how.protocol.clone(),
-            discarded: how.discarded.to_vec(),
-        };
-        let mut record = Record::measured(run, setup, &options)?;
+        let mut record = Record::measured(run, Setup { after: after.clone(), ..setup }, &options)?;
         if let Some(result) = &mut record.result {
             result.bytes_per_step = Some(Figure {
                 kind: Kind::Projected,
@@ -167,10 +183,54 @@ pub fn measure(sides: &[Side], (set, prompts): &(PromptSet, Vec<Prompt>), how: &
         }
         measured.records.push(record);
     }
+    if how.profile {
+        drop(targets);
+        if let Err(e) = super::profile::attach(&mut measured.records, sides, prompts, how) {
+            crate::errln!("warning: the step was not taken apart: {e:#}");
+        }
+    }
     if let Some(last) = measured.records.last_mut() {
         last.comparison = comparison;
     }
     Ok(measured)
+}
+
+/// A journal beside the results file, with all that is known of the records before the run.
+pub fn begin(results: &Path, setups: &[Setup], planned: usize, options: &BootstrapOptions) -> Result<Journal> {
+    let head = |setup: &Setup| Record::measured(Run::new(&setup.target.label, planned), setup.clone(), options);
+    let mut heads = setups.iter().map(head).collect::<bench::Result<Vec<Record>>>()?;
+    // What ended the run is only known at its end.
+    heads.iter_mut().zip(setups).for_each(|(head, setup)| head.discarded.clone_from(&setup.discarded));
+    Ok(Journal::begin(results, &heads)?)
+}
+
+/// Keeps a finished request. A journal that cannot be written does not end the run: its first error is told afterwards.
+pub fn keep(journal: &mut Option<Journal>, kept: &mut bench::Result<()>, label: &str, sample: &PromptSample) {
+    if kept.is_ok()
+        && let Some(journal) = journal
+    {
+        *kept = journal.keep(label, sample);
+    }
+}
+
+/// Tells why a journal was not kept.
+pub fn warn(kept: bench::Result<()>) {
+    if let Err(e) = kept {
+        crate::errln!("warning: finished requests were not kept for the case of a kill: {e}");
+    }
+}
+
+/// What runs that were killed had finished goes into the results file, and is told.
+pub fn recover(path: &Path) -> Result<()> {
+    for r in bench::journal::recover(path)? {
+        let (done, planned, label) = (r.samples.len(), r.planned, &r.target.label);
+        crate::errln!(
+            "warning: {}: a run of `{label}` was killed; the {done} of {planned} requests that it had finished are now a record, \
+             marked incomplete",
+            path.display()
+        );
+    }
+    Ok(())
 }
 
 /// The machine as it is now, with a warning where others keep it busy.
@@ -194,12 +254,13 @@ pub fn binary() -> Binary {
     Binary::running(env!("CARGO_PKG_VERSION"), commit.map(|c| c + planted), lock)
 }
 
-/// Appends records to a results file; a torn line that it ended with is told.
-pub fn append(path: &Path, records: &[Record]) -> Result<()> {
+/// Appends records to a results file; a torn line that it ended with is told. Then their journal has done its part.
+pub fn append(path: &Path, records: &[Record], journal: Option<Journal>) -> Result<()> {
     for record in records {
         if let Some(torn) = bench::log::append(path, record)? {
             crate::errln!("warning: {}: line {} is torn and was closed: {}", path.display(), torn.line, torn.reason);
         }
     }
+    journal.map(Journal::finish).transpose()?;
     Ok(())
 }

@@ -4,12 +4,15 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use bench::profile::{Profile, profile};
+use bench::record::{Figure, Kind, Record};
 use clap::Args;
+use ppl::paths::Prompt;
+use runtime::Model;
 use runtime::drafter::NgramDrafter;
 use runtime::speculate::Shape;
 use serde_json::json;
 
-use super::measure::environment;
+use super::measure::{Measuring, Side, environment};
 use super::prompts::PromptArgs;
 use crate::args::{EngineArgs, ModelArgs};
 use crate::draft::{DraftArgs, Drafting};
@@ -47,12 +50,46 @@ pub struct ProfileArgs {
     pub json: bool,
 }
 
+/// Prompts of a run that are taken apart.
+const PROMPTS: usize = 4;
+/// Tokens of each.
+const TOKENS: usize = 64;
+
+/// Takes a step apart by op on the first prompts of a run, for each of its records, and holds it against this machine's read bandwidth.
+pub fn attach(records: &mut [Record], sides: &[Side], prompts: &[Prompt], how: &Measuring) -> Result<()> {
+    let cancel = interrupt::flag()?;
+    if interrupt::pressed() || records.iter().any(|r| !r.complete) {
+        return Ok(());
+    }
+    let bandwidth = bench::bandwidth::measure()?;
+    let prompts = &prompts[..prompts.len().min(PROMPTS)];
+    let progress = bar("profiling", (prompts.len() * sides.len()) as u64, Unit::Count, how.quiet);
+    for (record, side) in records.iter_mut().zip(sides) {
+        let Drafting { mut drafter, shape } = side.draft.as_ref().map_or_else(plain, |d| drafting(d, &side.model))?;
+        let mut engine = side.engine.engine(&side.model)?;
+        let tokens = how.protocol.max_tokens.min(TOKENS);
+        let p = profile(&mut engine, &mut *drafter, &shape, prompts, tokens, cancel, || progress.inc(1))?;
+        let Some(value) = bandwidth.read else { continue };
+        let read = Figure { kind: Kind::Measured, value, source: bandwidth.source.clone() };
+        record.profile = Some(p.against(&side.model, read));
+    }
+    progress.finish_and_clear();
+    Ok(())
+}
+
+/// Plain decoding is a draft of nothing.
+fn plain() -> Result<Drafting> {
+    Ok(Drafting { drafter: Box::new(NgramDrafter), shape: Shape::chain(0)? })
+}
+
+fn drafting(draft: &DraftArgs, model: &Model) -> Result<Drafting> {
+    draft.drafting(model)?.map_or_else(plain, Ok)
+}
+
 pub fn run(args: &ProfileArgs, quiet: bool) -> Result<ExitCode> {
     let source = ModelArgs { model: args.model.clone(), engine: args.engine.clone() };
     let model = source.load()?;
-    // Plain decoding is a draft of nothing.
-    let nothing = || -> Result<Drafting> { Ok(Drafting { drafter: Box::new(NgramDrafter), shape: Shape::chain(0)? }) };
-    let Drafting { mut drafter, shape } = args.draft.drafting(&model)?.map_or_else(nothing, Ok)?;
+    let Drafting { mut drafter, shape } = drafting(&args.draft, &model)?;
     let prompts = args.prompts.read(&model, args.limit)?.1;
     let mut engine = args.engine.engine(&model)?;
     let machine = environment();

@@ -12,10 +12,10 @@ use clap::{Args, ValueEnum};
 use runtime::tokenizer::Tokenizer;
 
 pub use super::measure::binary;
-use super::measure::{Measured, Measuring, Side, append, measure};
+use super::measure::{Measured, Measuring, Side, append, measure, recover};
 use super::prompts::PromptArgs;
 use super::served::{self, ServedArgs};
-use super::{interleave, processes};
+use super::{interleave, processes, programs};
 use crate::args::EngineArgs;
 use crate::draft::DraftArgs;
 use crate::exit::{INPUT, INTERRUPTED};
@@ -35,8 +35,10 @@ Examples:
   chiku bench run --model nano-int4 --against nano --limit 32 --out samples.jsonl
   chiku bench run --model nano --node-id node-7 --out draw-7.jsonl
   chiku bench run --interleave base deeper.toml --limit 32
+  chiku bench run --interleave other-binary.toml base --processes 8 --limit 32
   chiku bench run --url http://127.0.0.1:8000 --chat --limit 16
   chiku bench run --processes 5 --limit 32 --out draws.jsonl
+  chiku bench run --model nano --drafter nano --limit 16 --profile
   chiku bench run --model nano --prompts eval_prompts_sharegpt.json --export field --export-dir my-run"
 )]
 pub struct RunArgs {
@@ -51,16 +53,17 @@ pub struct RunArgs {
     #[arg(long, value_name = "DIR|nano")]
     pub against: Option<String>,
     /// Run two configurations alternately (A B, B A, ...) on the same prompts, and compare. Each is a TOML file, its fields named as
-    /// the options are (model, draft, drafter, k, tree, centroids, draft-convention, precision, threads, context) and label; or
-    /// `base`: what the last good record of this machine ran.
+    /// the options are (model, draft, drafter, k, tree, centroids, draft-convention, precision, threads, context, label), and binary:
+    /// the chiku to run it with; or `base`: what the last good record of this machine ran. Where one names a binary, whole runs take
+    /// turns, each in a process of its own.
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["model", "against", "draft", "drafter", "k", "tree",
-        "centroids", "draft_convention", "backend", "precision", "threads", "context"])]
+        "centroids", "draft_convention", "backend", "precision", "threads", "context", "label"])]
     pub interleave: Vec<String>,
     #[command(flatten)]
     pub served: ServedArgs,
-    /// Run this often, each in a process of its own, and pool the runs.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N")]
-    pub processes: u16,
+    /// Run this often, each in a process of its own, and pool the runs [default: 1; 6 pairs where a configuration names a program].
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N")]
+    pub processes: Option<u16>,
     #[command(flatten)]
     pub prompts: PromptArgs,
     /// Prompts to run, from the start of the set.
@@ -81,6 +84,9 @@ pub struct RunArgs {
     /// Seed of the interval's resampling.
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
+    /// Name of the configuration in reports [default: the last component of --model].
+    #[arg(long, conflicts_with = "url", value_name = "NAME")]
+    pub label: Option<String>,
     /// Name of this machine among like ones, for the record: two records with the same one are draws of one node.
     #[arg(long, value_parser = node_id, value_name = "ID")]
     pub node_id: Option<String>,
@@ -96,6 +102,10 @@ pub struct RunArgs {
     /// JSONL file to append the record to [default: results/YEAR/MACHINE-MONTH.jsonl].
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// After the run, take a step apart by op on some of its prompts (as `bench profile` does), and measure the read bandwidth of this
+    /// machine, which takes 1 GB of memory: `bench history` then shows what each op takes of the roofline.
+    #[arg(long, conflicts_with = "url")]
+    pub profile: bool,
     /// Print the records as JSON, without the samples.
     #[arg(long)]
     pub json: bool,
@@ -153,26 +163,32 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
     let path = args.path();
     let export_dir = args.export_dir(&path);
     let two = args.against.is_some() || !args.interleave.is_empty();
-    if export_dir.is_some() && (two || args.processes > 1) {
+    let processes = args.processes.unwrap_or(1);
+    if export_dir.is_some() && (two || processes > 1) {
         bail!("--export writes one run of one configuration");
     }
     // Nothing is measured for a place that cannot be written; inputs that cannot be read come first, and leave no folder behind.
     let places = || -> Result<()> {
         bench::log::check(&path)?;
+        recover(&path)?;
         export_dir.as_deref().map(field::check).transpose()?;
         Ok(())
     };
-    if args.processes > 1 {
-        return processes::run(args.processes.into(), &path, args.seed, args.json, quiet);
+    if let Some(sides) = interleave::of_programs(&args.interleave, &path)? {
+        places()?;
+        return programs::run(args, &sides, &path, quiet);
+    }
+    if processes > 1 {
+        return processes::run(processes.into(), &path, args.seed, args.json, quiet);
     }
     let (protocol, discarded) = (args.protocol(), thrown_away(&args.discarded));
     if let Some(url) = &args.served.url {
         let set = args.prompts.set(args.limit)?;
         places()?;
-        let (mut record, outputs) =
-            served::measure(&args.served, url, &set, &protocol, (args.seed, &discarded), quiet)?;
+        let (mut record, outputs, journal) =
+            served::measure(&args.served, url, &set, &protocol, (args.seed, &discarded), &path, quiet)?;
         record.node.clone_from(&args.node_id);
-        append(&path, std::slice::from_ref(&record))?;
+        append(&path, std::slice::from_ref(&record), journal)?;
         if let Some(dir) = &export_dir {
             let texts: Vec<String> = outputs.iter().map(|o| o.text().unwrap_or_default().to_string()).collect();
             export(dir, &record, &set, None, &outputs, &texts)?;
@@ -182,10 +198,11 @@ pub fn run(args: &RunArgs, quiet: bool) -> Result<ExitCode> {
     let sides = sides(args, &path)?;
     let prompts = interleave::prompts(&args.prompts, &sides, args.limit)?;
     places()?;
-    let how = Measuring { protocol: &protocol, seed: args.seed, discarded: &discarded, quiet };
-    let Measured { mut records, outputs } = measure(&sides, &prompts, &how)?;
+    let (results, profile) = (Some(path.as_path()), args.profile);
+    let how = Measuring { protocol: &protocol, seed: args.seed, discarded: &discarded, quiet, results, profile };
+    let Measured { mut records, outputs, journal } = measure(&sides, &prompts, &how)?;
     records.iter_mut().for_each(|r| r.node.clone_from(&args.node_id));
-    append(&path, &records)?;
+    append(&path, &records, journal)?;
     if let (Some(dir), Some(record), Some(outputs)) = (&export_dir, records.last(), outputs.last()) {
         let tokenizer = Tokenizer::open(sides[0].model.checkpoint().dir())?;
         let text = |o: &Output| tokenizer.decode(o.ids().unwrap_or_default());
@@ -206,7 +223,9 @@ fn sides(args: &RunArgs, path: &Path) -> Result<Vec<Side>> {
         plain.label += "-plain";
         sides.push(plain);
     }
-    sides.push(Side::load(&args.model, &args.engine, Some(args.draft.clone()))?);
+    let mut side = Side::load(&args.model, &args.engine, Some(args.draft.clone()))?;
+    side.label = args.label.clone().unwrap_or(side.label);
+    sides.push(side);
     Ok(sides)
 }
 
@@ -285,12 +304,13 @@ fn print(r: &Record) {
     if let Some(c) = &r.comparison {
         let i = c.speedup.interval;
         crate::outln!(
-            "  {} is {:.3} [{:.3}, {:.3}] times as fast as {} over {} prompts",
+            "  {} is {:.3} [{:.3}, {:.3}] times as fast as {} ({:.0} % over {} prompts)",
             c.b,
             c.speedup.value,
             i.low,
             i.high,
             c.a,
+            i.level * 100.0,
             c.pairs
         );
         if let (Some(steps), Some(tokens)) = (&c.step_rate, &c.tokens_per_step) {

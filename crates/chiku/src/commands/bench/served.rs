@@ -1,9 +1,11 @@
 //! `chiku bench run --url`: the protocol on a server.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
 use bench::environment::{CheckpointHash, Conditions};
+use bench::journal::Journal;
 use bench::prompts::PromptSet;
 use bench::protocol::{self, Monotonic, Output, Protocol};
 use bench::record::{Discarded, Record, Setup, TargetInfo};
@@ -11,7 +13,7 @@ use bench::server::{Server, ServerOptions};
 use bench::stats::BootstrapOptions;
 use clap::Args;
 
-use super::measure::{binary, environment};
+use super::measure::{begin, binary, environment, keep, warn};
 use crate::interrupt;
 use crate::output::{Unit, bar};
 
@@ -40,28 +42,19 @@ pub fn measure(
     set: &PromptSet,
     protocol: &Protocol,
     (seed, discarded): (u64, &[Discarded]),
+    results: &Path,
     quiet: bool,
-) -> Result<(Record, Vec<Output>)> {
+) -> Result<(Record, Vec<Output>, Option<Journal>)> {
     let cancel = interrupt::flag()?;
     let (stream, timeout) = (!args.no_stream, Duration::from_secs_f64(args.timeout));
     let options = ServerOptions { url: url.into(), model: args.served_model.clone(), stream, timeout };
     let environment = environment();
     let mut server = Server::connect(&options, cancel)?;
     let model = server.model().to_string();
-    let progress = bar("measuring", set.prompts.len() as u64, Unit::Count, quiet);
-    let mut show = |p: protocol::Progress<'_>| {
-        if !p.warmup {
-            progress.set_position(p.done as u64);
-        }
-    };
-    let context = protocol::Context { clock: &Monotonic::start(), cancel, progress: &mut show };
-    let mut run = protocol::run(&mut server, &set.texts(), protocol, context)?;
-    progress.finish_and_clear();
-    let outputs = std::mem::take(&mut run.outputs);
-    let setup = Setup {
+    let mut setup = Setup {
         binary: binary(),
         environment,
-        after: Conditions::capture(),
+        after: Conditions::default(),
         // Where it is stays out of the record: an address names a place.
         target: TargetInfo {
             label: model.clone(),
@@ -77,5 +70,21 @@ pub fn measure(
         protocol: protocol.clone(),
         discarded: discarded.to_vec(),
     };
-    Ok((Record::measured(run, setup, &BootstrapOptions { seed, ..Default::default() })?, outputs))
+    let options = BootstrapOptions { seed, ..Default::default() };
+    let begun = begin(results, std::slice::from_ref(&setup), set.prompts.len(), &options)?;
+    let (mut journal, mut kept) = (Some(begun), Ok(()));
+    let progress = bar("measuring", set.prompts.len() as u64, Unit::Count, quiet);
+    let mut show = |p: protocol::Progress<'_>| {
+        if let Some(sample) = p.sample {
+            progress.set_position(p.done as u64);
+            keep(&mut journal, &mut kept, p.label, sample);
+        }
+    };
+    let context = protocol::Context { clock: &Monotonic::start(), cancel, progress: &mut show };
+    let mut run = protocol::run(&mut server, &set.texts(), protocol, context)?;
+    progress.finish_and_clear();
+    warn(kept);
+    let outputs = std::mem::take(&mut run.outputs);
+    setup.after = Conditions::capture();
+    Ok((Record::measured(run, setup, &options)?, outputs, journal))
 }
