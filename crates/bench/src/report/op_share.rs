@@ -11,20 +11,22 @@ use crate::record::Kind;
 const SHOWN: usize = 4;
 
 /// The runs of a series that were taken apart, in the order of their time.
-fn profiled(s: &Series) -> Vec<(&Point, &OpRoofline)> {
+type Runs<'a> = Vec<(&'a Point, &'a OpRoofline)>;
+
+fn profiled(s: &Series) -> Runs<'_> {
     s.points.iter().filter_map(|p| Some((p, p.roofline.as_ref()?))).collect()
 }
 
 /// `None` where no run was taken apart.
 pub(super) fn figure(series: &[&Series]) -> Option<Figure> {
-    let mut of: Vec<(&Series, Vec<(&Point, &OpRoofline)>)> = series.iter().map(|s| (*s, profiled(s))).collect();
+    let mut of: Vec<(&Series, Runs)> = series.iter().map(|s| (*s, profiled(s))).collect();
     of.retain(|(_, runs)| !runs.is_empty());
     if of.is_empty() {
         return None;
     }
     of.sort_by(|a, b| a.1[a.1.len() - 1].0.time.cmp(&b.1[b.1.len() - 1].0.time));
     let shown = &of[of.len().saturating_sub(SHOWN)..];
-    let rows: Vec<(String, &Vec<(&Point, &OpRoofline)>, &OpBound)> = shown
+    let rows: Vec<(String, &Runs, &OpBound)> = shown
         .iter()
         .flat_map(|(s, runs)| {
             let ops = &runs[runs.len() - 1].1.ops;

@@ -33,7 +33,7 @@ pub fn run(args: &RunArgs, sides: &[Configuration], path: &Path, quiet: bool) ->
     let mut records: [Vec<Record>; 2] = Default::default();
     let mut failed = None;
     'pairs: for pair in 0..pairs {
-        for side in if pair % 2 == 0 { [0, 1] } else { [1, 0] } {
+        for side in if pair.is_multiple_of(2) { [0, 1] } else { [1, 0] } {
             let before = count(path)?;
             let program = sides[side].binary.as_ref().map_or(own.clone(), Into::into);
             let child = Command::new(&program).args(arguments(args, &sides[side], path)).stdout(Stdio::null()).status();
