@@ -137,7 +137,7 @@ fn shapes(chains: impl IntoIterator<Item = usize>) -> Vec<Shape> {
 }
 
 /// Precisions in which a model is computed in different ways.
-fn precisions(model: &Model) -> impl Iterator<Item = Precision> {
+fn precisions(model: &Model) -> impl Iterator<Item = Precision> + use<> {
     // Where no weights are packed, int8 is native.
     let packed = model.config().quantization.is_some();
     Precision::ALL.into_iter().filter(move |p| *p != Precision::Int8 || packed)
