@@ -7,6 +7,7 @@
 //! | `bandwidth` | measured peak of reads and copies, on contents whose sum is known |
 //! | `gemm` | matrix products of every format: accurate, row invariant, and how fast weights come from memory |
 //! | `dot` | int8 weights with int8 inputs: exact |
+//! | `fused` | what products do beside multiplying: norms, gates, heads, best tokens, a second product |
 //! | `attention` | attention: accurate, the same bits in any company and on any grid, blind to stale keys and values |
 //! | `rows` | norms, embeddings, heads: accurate, the same bits in any company |
 //! | `decide` | choices, scores, acceptance, the branch's move, look-up: those of the rules |
@@ -31,6 +32,7 @@ pub mod cases;
 mod decide;
 mod dot;
 mod draft;
+mod fused;
 mod gemm;
 mod launches;
 mod mma;
@@ -63,8 +65,16 @@ pub struct Check {
 
 /// All checks, in the order in which later ones rest on earlier ones.
 pub fn checks() -> Vec<Check> {
-    let kernels =
-        [gemm::CHECKS, dot::CHECKS, attention::CHECKS, rows::CHECKS, decide::CHECKS, draft::CHECKS, speed::CHECKS];
+    let kernels = [
+        gemm::CHECKS,
+        dot::CHECKS,
+        fused::CHECKS,
+        attention::CHECKS,
+        rows::CHECKS,
+        decide::CHECKS,
+        draft::CHECKS,
+        speed::CHECKS,
+    ];
     [&[mma::CHECKS, bandwidth::CHECKS, launches::CHECKS], &kernels[..]].concat().concat()
 }
 

@@ -99,7 +99,7 @@ impl<'a> Case<'a> {
 /// Weights in the order of a file.
 pub(super) struct Weights {
     format: Format,
-    n: usize,
+    pub(super) n: usize,
     k: usize,
     group: usize,
     packed: Vec<u8>,
@@ -112,7 +112,7 @@ impl Weights {
         Weights { format, n, k, group, packed, scales }
     }
 
-    fn matrix(&self) -> Result<MatrixView<'_>, Failure> {
+    pub(super) fn matrix(&self) -> Result<MatrixView<'_>, Failure> {
         let (packed, scales, group) = (&self.packed[..], &self.scales[..], self.group);
         let data = match Bits::new(self.format.bits()) {
             Some(bits) => Data::Packed { bits, packed, scales, group },
