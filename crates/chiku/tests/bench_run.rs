@@ -211,7 +211,7 @@ fn configurations_take_turns_and_base_is_the_last_good_record() {
 #[test]
 fn processes_are_pooled_and_their_variance_is_split() {
     let dir = tempfile::tempdir().unwrap();
-    let args = ["--processes", "3", "--out", "r.jsonl", "--json"];
+    let args = ["--draws", "3", "--out", "r.jsonl", "--json"];
     let shown: Value = serde_json::from_str(&expect(0, dir.path(), &small(&args)).0).unwrap();
     let pooled = &shown["pooled"];
     assert_eq!((&pooled["processes"], &pooled["over"]), (&json!(3), &json!("processes")));

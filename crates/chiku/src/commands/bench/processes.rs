@@ -14,11 +14,12 @@ use crate::exit::INTERRUPTED;
 use crate::interrupt;
 use crate::output::{Unit, bar};
 
-/// Runs this program's command line `count` times without `--processes`, and pools the records that come of it.
+/// Runs this program's command line `count` times, one process each, and pools the records that come of it.
 pub fn run(count: usize, path: &Path, seed: u64, json: bool, quiet: bool) -> Result<ExitCode> {
     interrupt::flag()?;
     let program = std::env::current_exe().context("cannot find this program's file")?;
-    let mut args = alone(std::env::args().skip(1));
+    // Said twice, the last one counts, whatever name the first one went by.
+    let mut args: Vec<String> = std::env::args().skip(1).chain(["--processes=1".into()]).collect();
     if !quiet {
         args.push("--quiet".into());
     }
@@ -74,34 +75,5 @@ pub fn print(p: &Pooled) {
     );
     if p.left_out > 0 {
         crate::outln!("  ({} records are of another configuration or were cut short, and are left out)", p.left_out);
-    }
-}
-
-/// The arguments of a child.
-fn alone(args: impl Iterator<Item = String>) -> Vec<String> {
-    let mut out = Vec::new();
-    let mut skip = false;
-    for arg in args {
-        if std::mem::take(&mut skip) || arg.starts_with("--processes=") {
-            continue;
-        }
-        if arg == "--processes" {
-            skip = true;
-            continue;
-        }
-        out.push(arg);
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_child_runs_alone() {
-        let of = |text: &str| alone(text.split(' ').map(String::from)).join(" ");
-        assert_eq!(of("bench run --processes 3 --limit 2"), "bench run --limit 2");
-        assert_eq!(of("bench --processes=3 --json"), "bench --json");
     }
 }

@@ -62,7 +62,8 @@ pub struct RunArgs {
     #[command(flatten)]
     pub served: ServedArgs,
     /// Run this often, each in a process of its own, and pool the runs [default: 1; 6 pairs where a configuration names a program].
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N")]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=1000), value_name = "N", visible_alias = "draws",
+        overrides_with = "processes")]
     pub processes: Option<u16>,
     #[command(flatten)]
     pub prompts: PromptArgs,
