@@ -28,9 +28,10 @@ struct Cell {
     bool in_flight = false;
 };
 
-// Sixteen bytes, the unit of vector loads and copies. While they share one history only the first cell is used.
+// Sixteen bytes, the unit of vector loads and copies. Nearly all of them share one history always, so the histories of the
+// other fifteen lie elsewhere: what a launch touches of the shadow fits into few pages.
 struct Unit {
-    Cell cell[16];
+    Cell cell;  // of all sixteen bytes, or of the first where they are split
     bool split = false;
 };
 
@@ -41,6 +42,7 @@ public:
     Shadow(const Shadow&) = delete;
     Shadow& operator=(Shadow&& o) noexcept {
         std::swap(units_, o.units_);
+        std::swap(others_, o.others_);
         std::swap(count_, o.count_);
         return *this;
     }
@@ -63,13 +65,13 @@ public:
             Unit& unit = units_[begin / 16];
             const size_t from = begin % 16, n = bytes < 16 - from ? bytes : 16 - from;
             if (n == 16 && !unit.split) {
-                visit(unit.cell[0], begin);
+                visit(unit.cell, begin);
             } else {
                 if (!unit.split) {
-                    for (int i = 1; i < 16; i++) unit.cell[i] = unit.cell[0];
+                    for (Cell& other : others_[begin / 16].cell) other = unit.cell;
                     unit.split = true;
                 }
-                for (size_t i = 0; i < n; i++) visit(unit.cell[from + i], begin + i);
+                for (size_t i = 0; i < n; i++) visit(cell(begin + i), begin + i);
                 if (n == 16 && whole) unit.split = false;
             }
             begin += n;
@@ -78,7 +80,16 @@ public:
     }
 
 private:
+    struct Others {
+        Cell cell[15];
+    };
+
+    // The history of one byte of a split unit.
+    Cell& cell(size_t at) const { return at % 16 ? others_[at / 16].cell[at % 16 - 1] : units_[at / 16].cell; }
+    void release();
+
     Unit* units_ = nullptr;
+    Others* others_ = nullptr;  // defined where the unit is split
     size_t count_ = 0;
 };
 

@@ -61,12 +61,12 @@ fn a_usable_driver_is_described() {
 #[test]
 fn a_gpu_without_code_for_it_in_this_build_is_exit_code_3() {
     let driver = driver(&[]);
-    let mut chiku = Command::new(assert_cmd::cargo::cargo_bin("chiku"));
-    let output = chiku.arg("gpu-check").env("LD_LIBRARY_PATH", driver.path()).output().unwrap();
-    if cfg!(feature = "cuda") {
+    if !kernels::device::images().is_empty() {
         // This build has the code, and would ask the driver to run it.
         return;
     }
+    let mut chiku = Command::new(assert_cmd::cargo::cargo_bin("chiku"));
+    let output = chiku.arg("gpu-check").env("LD_LIBRARY_PATH", driver.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(3));
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("this build has no code for a GPU") && message.contains("--features cuda"), "{message}");

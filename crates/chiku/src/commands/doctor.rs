@@ -224,7 +224,7 @@ fn print(r: &Report) {
         }
     }
     let gpu_code = match r.program.gpu_code.as_slice() {
-        [] => "none: this program was built without the feature `cuda`".into(),
+        [] => "none: this program was built without `CHIKU_CUBINS`".into(),
         targets => targets.join(", "),
     };
     crate::outln!("gpu code   {gpu_code}");

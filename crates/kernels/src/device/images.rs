@@ -1,6 +1,6 @@
 //! The machine code that was built into this program: every family of `kernels/` for every architecture, compressed.
 //!
-//! With the feature `cuda` the build takes the folder that `kernels/build.py --out` filled, named by `CHIKU_CUBINS`. Without it there is none.
+//! The build takes the folder that `kernels/build.py --out` filled, named by `CHIKU_CUBINS`. With the feature `cuda` there must be one.
 
 use super::DeviceError;
 
@@ -23,12 +23,9 @@ pub struct Image {
     compressed: &'static [u8],
 }
 
-#[cfg(feature = "cuda")]
 include!(concat!(env!("OUT_DIR"), "/images.rs"));
-#[cfg(not(feature = "cuda"))]
-const IMAGES: &[Image] = &[];
 
-/// All that there are, by family and target; none in a build without the feature `cuda`.
+/// All that there are, by family and target; none in a build without `CHIKU_CUBINS`.
 pub fn images() -> &'static [Image] {
     IMAGES
 }
@@ -39,11 +36,8 @@ impl Image {
     /// # Errors
     /// [`DeviceError::Unavailable`] where the program itself is damaged.
     pub fn bytes(&self) -> Result<Vec<u8>, DeviceError> {
-        #[cfg(feature = "cuda")]
-        let bytes = lz4_flex::decompress_size_prepended(self.compressed).map_err(|e| e.to_string());
-        #[cfg(not(feature = "cuda"))]
-        let bytes = Err::<Vec<u8>, String>(format!("{} bytes that cannot be unpacked", self.compressed.len()));
-        bytes.map_err(|e| DeviceError::Unavailable(format!("the image of {} in this program: {e}", self.family)))
+        lz4_flex::decompress_size_prepended(self.compressed)
+            .map_err(|e| DeviceError::Unavailable(format!("the image of {} in this program: {e}", self.family)))
     }
 }
 
@@ -91,7 +85,8 @@ mod tests {
     fn every_family_is_there_for_every_target_or_none_is() {
         let mut families: Vec<&str> = images().iter().map(|i| i.family).collect();
         families.dedup();
-        assert_eq!(cfg!(feature = "cuda"), !families.is_empty());
+        let given = option_env!("CHIKU_CUBINS").is_some_and(|folder| !folder.is_empty());
+        assert_eq!(given, !families.is_empty());
         assert_eq!(images().len(), families.len() * 4);
         for image in images() {
             let bytes = image.bytes().unwrap();
@@ -115,7 +110,7 @@ mod tests {
                 images().iter().filter(|i| i.target == target).flat_map(|i| i.bytes().unwrap()).collect();
             let code = String::from_utf8_lossy(&code);
             let missing: Vec<&&str> =
-                kernels.iter().filter(|name| cfg!(feature = "cuda") && !code.contains(**name)).collect();
+                kernels.iter().filter(|name| !images().is_empty() && !code.contains(**name)).collect();
             assert!(missing.is_empty(), "{target:?} lacks {missing:?}");
         }
     }
