@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::protocol::{PromptSample, Run};
-use crate::stats::paired::{log_ratios, tost};
+use crate::stats::paired::{Shift, hodges_lehmann, log_ratios, tost};
 use crate::stats::power::{Design, Plan};
 use crate::stats::{BootstrapOptions, Estimate, Throughput, sd, speedup};
 
@@ -70,6 +70,10 @@ pub struct Comparison {
     /// Tokens a step of B over those of A.
     #[serde(default)]
     pub tokens_per_step: Option<Estimate>,
+    /// The same as `speedup`, of the typical prompt instead of all time together: the centre of the prompts' ratios after Hodges and
+    /// Lehmann, which one request that the machine held up does not move. `None` in records from before there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub typical: Option<Shift>,
     /// What it comes to; `None` in records from before there was one.
     #[serde(default)]
     pub verdict: Option<Verdict>,
@@ -98,6 +102,8 @@ impl Comparison {
         let side_b: Vec<Throughput> = pairs.iter().map(|p| Throughput::from(p.1)).collect();
         let different_outputs = pairs.iter().filter(|(x, y)| x.token_sha256 != y.token_sha256).count();
         let total = speedup(&side_a, &side_b, options)?;
+        let shift = hodges_lehmann(&effects(&side_a, &side_b)?, options.level)?;
+        let typical = Shift { value: shift.value.exp(), low: shift.low.exp(), high: shift.high.exp(), ..shift };
         let verdict = match different_outputs {
             0 => verdict(&side_a, &side_b, &total, min_effect)?,
             n => Verdict::Refused {
@@ -129,9 +135,16 @@ impl Comparison {
             different_outputs,
             step_rate,
             tokens_per_step,
+            typical: Some(typical),
             verdict: Some(verdict),
         })
     }
+}
+
+/// How much faster B is on each prompt: logarithms of ratios of tokens a second.
+fn effects(a: &[Throughput], b: &[Throughput]) -> Result<Vec<f64>> {
+    let rates = |side: &[Throughput]| side.iter().map(|t| t.tokens / t.seconds).collect::<Vec<f64>>();
+    log_ratios(&rates(a), &rates(b))
 }
 
 /// The verdict on runs of the same text.
@@ -148,8 +161,7 @@ fn verdict(a: &[Throughput], b: &[Throughput], speedup: &Estimate, min_effect: f
     if speedup.interval.high < 1.0 && large {
         return Ok(Verdict::Slower);
     }
-    let rates = |side: &[Throughput]| side.iter().map(|t| t.tokens / t.seconds).collect::<Vec<f64>>();
-    let ratios = log_ratios(&rates(a), &rates(b))?;
+    let ratios = effects(a, b)?;
     if tost(&ratios, margin)?.p < 0.05 {
         return Ok(Verdict::Same);
     }
@@ -193,6 +205,17 @@ pub(crate) mod tests {
         let c = Comparison::new(&a, &b, &BootstrapOptions::default()).unwrap();
         assert_eq!((c.pairs, c.different_outputs, c.a.as_str(), c.b.as_str()), (2, 0, "a", "b"));
         assert_eq!((c.speedup.value, c.speedup.interval.low, c.speedup.interval.high), (2.0, 2.0, 2.0));
+    }
+
+    #[test]
+    fn one_request_that_was_held_up_does_not_move_the_typical_prompt() {
+        let base = [200.0, 300.0, 400.0, 250.0, 350.0, 280.0, 310.0, 290.0];
+        let mut held_up = base;
+        held_up[3] *= 20.0;
+        let c = Comparison::new(&run("a", &held_up), &run("b", &base), &BootstrapOptions::default()).unwrap();
+        assert!(c.speedup.value > 2.0, "{c:?}");
+        let typical = c.typical.unwrap();
+        assert!((typical.value - 1.0).abs() < 1e-9 && typical.low <= 1.0, "{typical:?}");
     }
 
     fn verdict_of(a: &[f64], b: &[f64], min_effect: f64) -> Verdict {

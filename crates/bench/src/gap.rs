@@ -136,7 +136,8 @@ impl Gap {
             }),
         };
         let relative = |side: &[Request]| ratio_se(&totals(side)).unwrap_or(0.0);
-        let standard_error_pct = relative(public).hypot(relative(private)) * (100.0 - delta_pct.value);
+        let standard_error_pct =
+            (relative(public).powi(2) + relative(private).powi(2)).sqrt() * (100.0 - delta_pct.value);
         let margin = (gate_pct - delta_pct.value) / standard_error_pct;
         let p_valid = match standard_error_pct > 0.0 {
             true => Normal::standard().cdf(margin),

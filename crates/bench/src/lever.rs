@@ -15,6 +15,7 @@ use crate::environment::{Binary, Environment};
 use crate::error::{Error, Result};
 use crate::record::Kind;
 use crate::stats::Estimate;
+use crate::stats::paired::Shift;
 
 mod best_of_n;
 mod bits;
@@ -108,6 +109,9 @@ pub struct Trial {
     pub base: String,
     /// Tokens a second of the setting over those of the base, with the interval over prompts.
     pub speedup: Estimate,
+    /// The same of the typical prompt, which one stalled request does not move: what the verdict rests on. `None` in older records.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub typical: Option<Shift>,
     /// The same for steps a second.
     pub step_rate: Option<Estimate>,
     /// The same for tokens a step.
@@ -126,11 +130,12 @@ pub struct Trial {
 
 impl Trial {
     fn new(setting: &str, base: &str, c: Comparison, bytes: f64, ppl: Option<f64>) -> Trial {
-        let faster = c.speedup.interval.low > 1.0 && c.speedup.value >= 1.0 + MIN_EFFECT;
+        let faster = c.typical.is_some_and(|t| t.low > 1.0 && t.value >= 1.0 + MIN_EFFECT);
         Trial {
             setting: setting.into(),
             base: base.into(),
             speedup: c.speedup,
+            typical: c.typical,
             step_rate: c.step_rate,
             tokens_per_step: c.tokens_per_step,
             prompts: c.pairs,

@@ -3,6 +3,7 @@
 //! Sources: Hodges and Lehmann, Ann. Math. Statist. 34, 1963; Hollander and Wolfe, *Nonparametric Statistical Methods*, 2nd edition, 1999,
 //! sections 3.2, 3.3, 4.2, 4.3; Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987. Mann-Whitney is that of `statrs`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 use statrs::stats_tests::Alternative;
@@ -32,7 +33,7 @@ pub fn log_ratios(a: &[f64], b: &[f64]) -> Result<Vec<f64>> {
 }
 
 /// A shift with its interval.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Shift {
     /// The estimate.
     pub value: f64,

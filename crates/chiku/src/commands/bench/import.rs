@@ -118,7 +118,16 @@ fn of_draws(path: &std::path::Path) -> Result<Said> {
         "{:>4} {:>8} {:>7} {:>8} {:>10} {:>9}  group (published)\n",
         "n", "mean", "sd", "classes", "explained", "within %"
     );
-    for (name, draws) in draws::read(path)? {
+    let read = draws::read(path)?;
+    if read.iter().all(|(_, draws)| draws.len() < 2) {
+        return Err(bench::Error::TooFew {
+            what: "draws of one group, to say what spreads them,",
+            needed: 2,
+            found: 1,
+        }
+        .into());
+    }
+    for (name, draws) in read {
         let g = Group::new(&draws)?;
         let or_dash = |v: Option<f64>, digits: usize| v.map_or("-".into(), |v| format!("{v:.digits$}"));
         text += &format!(

@@ -130,10 +130,13 @@ fn print(r: &Report) {
         for t in &s.trials {
             let i = t.speedup.interval;
             let ppl = t.ppl.map_or_else(String::new, |p| format!(", perplexity x {p:.3}"));
+            let typical = t
+                .typical
+                .map_or_else(String::new, |s| format!(", typical prompt {:.3} [{:.3}, {:.3}]", s.value, s.low, s.high));
             let tokens =
                 t.tokens_per_step.as_ref().map_or_else(String::new, |e| format!(", tokens a step x {:.2}", e.value));
             crate::outln!(
-                "    {} against {}: {:.3} [{:.3}, {:.3}] times as fast ({:.0} % over prompts), bytes x {:.3}{tokens}{ppl}",
+                "    {} against {}: {:.3} [{:.3}, {:.3}] times as fast ({:.0} % over prompts){typical}, bytes x {:.3}{tokens}{ppl}",
                 t.setting,
                 t.base,
                 t.speedup.value,
