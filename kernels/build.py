@@ -38,9 +38,23 @@ DEQUANTISE = ("LOP3", "SHF", "PRMT", "HADD2", "HFMA2")
 ARITHMETIC = (*DEQUANTISE, "HMUL2", "FADD", "FMUL", "FFMA", "FMNMX", "MUFU", "I2F", "F2F", "F2FP", "IADD3", "IMAD", "IMNMX", "ISETP", "LEA", "SEL")
 # Most dequantising instructions for 8 weights a lane, in the straight pieces of the hot loop that hold matrix products (some of them compute
 # addresses), and the weights that a lane has in one iteration: what was reached, with room for a few addresses.
-LIMITS = {"gemm_int2": (9.5, 64), "gemm_int3": (14.75, 64), "gemm_int4": (12, 64), "gemm_int8": (14.75, 64)}
+# A kernel's is the first whose name its own begins with.
+LIMITS = {
+    "gemm_int2_f16": (9, 64),
+    "gemm_int3_f16": (14, 64),
+    "gemm_int4_f16": (10, 64),
+    "gemm_int2": (9.5, 64),
+    "gemm_int3": (14.75, 64),
+    "gemm_int4": (12, 64),
+    "gemm_int8": (14.75, 64),
+}
 # Where the limits hold: the target and its sibling. On sm_90, which only checks results, the compiler moves more addresses into these pieces.
 LIMITED = ("sm_80", "sm_86")
+
+
+def limit_of(name):
+    """Most dequantising instructions for 8 weights, and the weights of an iteration; None for other kernels."""
+    return next((limit for family, limit in LIMITS.items() if name.startswith(family)), None)
 
 
 class Failure(Exception):
@@ -213,10 +227,9 @@ def resources(tools, image, architecture):
             "arithmetic": counted(loop, ARITHMETIC),
             "dequantise": {opcode: work[opcode] for opcode in DEQUANTISE if work[opcode]},
         }
-        for family, (limit, weights) in LIMITS.items():
-            if name.startswith(family):
-                total = sum(record["hot_loop"]["dequantise"].values())
-                record["hot_loop"]["dequantise_per_8_weights"] = round(total * 8 / weights, 2)
+        if limit := limit_of(name):
+            total = sum(record["hot_loop"]["dequantise"].values())
+            record["hot_loop"]["dequantise_per_8_weights"] = round(total * 8 / limit[1], 2)
     return kernels
 
 
@@ -227,14 +240,13 @@ def violations(table):
             for what in ("stack", "local", "static_shared"):
                 if record[what]:
                     yield f"{name} on {architecture}: {record[what]} bytes of {what}"
-            for family, (limit, _) in LIMITS.items():
-                if name.startswith(family):
-                    loop = record.get("hot_loop")
-                    if not loop or not loop["mma"]:
-                        yield f"{name} on {architecture}: no loop with matrix products"
-                    elif architecture in LIMITED and loop["dequantise_per_8_weights"] > limit:
-                        found = loop["dequantise_per_8_weights"]
-                        yield f"{name} on {architecture}: {found} dequantising instructions for 8 weights, at most {limit}"
+            if limit := limit_of(name):
+                loop = record.get("hot_loop")
+                if not loop or not loop["mma"]:
+                    yield f"{name} on {architecture}: no loop with matrix products"
+                elif architecture in LIMITED and loop["dequantise_per_8_weights"] > limit[0]:
+                    found = loop["dequantise_per_8_weights"]
+                    yield f"{name} on {architecture}: {found} dequantising instructions for 8 weights, at most {limit[0]}"
 
 
 def incoherent(ptx):

@@ -15,7 +15,7 @@
 // Weights, scales and inputs of a unit of k run through a ring of cp.async stages that never drains between items and takes all of the
 // shared memory: at least 40 KiB of weights and scales are on their way at eight rows, 24 KiB at sixteen.
 //
-// Inputs are bf16 (or s8) rows, or a residual stream that a norm and a sum lie in front of (struct Residual). A norm's factor is one number
+// Inputs are bf16 (or f16, or s8) rows, or a residual stream that a norm and a sum lie in front of (struct Residual). A norm's factor is one number
 // a row, so it is left out of the operands and multiplied into the product; its sum of squares is gathered while operands are made.
 #pragma once
 #include "decide.cuh"
@@ -59,11 +59,13 @@ struct Residual {
 enum Epilogue {
     STORE,    // f32 [rows, n]
     SQUARES,  // the same, and for every row and column of 64 channels the sum of squares
-    GATED,    // bf16 [rows, n / 2]: gelu(gate) * up; of every 16 channels the first 8 are gates, the others their ups
-    SCALED,   // bf16 [rows, n]: gelu(y) * factor
+    GATED,    // operands [rows, n / 2]: gelu(gate) * up; of every 16 channels the first 8 are gates, the others their ups
+    SCALED,   // operands [rows, n]: gelu(y) * factor
     HEADS,    // f32 [rows, n], and each head, once all of its columns are there, norms and turns it and appends it (rows.cuh)
     BEST,     // nothing but the best token of each row so far (decide.cuh)
 };
+// Beside GATED and SCALED: operands are f16, not bf16, as the product that follows takes them.
+constexpr int HALVES = 8;
 struct Best {
     const uint32_t* ids;  // [n]: tokens of the channels; null: their numbers
     uint64_t* best;       // [rows]: largest ranks
@@ -89,8 +91,8 @@ DEVICE float gelu(float x) {
     return x / (1.0f + ex2(u * (-2.0f * 0.7978845608028654f * 1.4426950408889634f)));
 }
 
-DEVICE uint16_t to_bf16(float v) {
-    return uint16_t(bf16x2(v, 0.0f));
+DEVICE uint16_t operand(float v, bool halves) {
+    return uint16_t(halves ? f16x2(v, 0.0f) : bf16x2(v, 0.0f));
 }
 
 // Every block waits for all others of a cooperative launch, which are gridDim.y, and sees what they wrote. `words` are how many have come
@@ -114,6 +116,8 @@ DEVICE void grid_barrier(uint32_t* words) {
 template <class F, int ROWS, int GROUP, bool PAIRED = false>
 DEVICE void gemm(const uint4* weights, const uint16_t* scales, const void* x, const float* x_scale, const Residual residual,
                  const Output output, typename F::Sum* partial, uint32_t* counters, const Shape shape, uint32_t* barrier = nullptr) {
+    const int epilogue = output.epilogue & ~HALVES;
+    const bool halves = output.epilogue & HALVES;
     // Epilogues of decode steps.
     constexpr bool STEP = ROWS <= 16 && !F::INTEGER && !PAIRED;
     using S = Stage<F, ROWS, GROUP>;
@@ -229,7 +233,8 @@ DEVICE void gemm(const uint4* weights, const uint16_t* scales, const void* x, co
                     }
                 }
 #pragma unroll
-                for (int j = 0; j < 4; j++) operands[j] = bf16x2(h[2 * j], h[2 * j + 1]);
+                for (int j = 0; j < 4; j++)
+                    if constexpr (!F::INTEGER) operands[j] = F::pack(h[2 * j], h[2 * j + 1]);
             }
             *reinterpret_cast<uint4*>(to + piece_at(row, piece)) = make_uint4(operands[0], operands[1], operands[2], operands[3]);
             if (formed.unit + 1 < run) continue;
@@ -372,7 +377,7 @@ DEVICE void gemm(const uint4* weights, const uint16_t* scales, const void* x, co
         }
 
         // The column is complete: a warp a row.
-        const bool gated = output.epilogue == GATED;
+        const bool gated = epilogue == GATED;
         for (int row = warp; row < rows; row += THREADS / 32) {
             const size_t line = size_t(first_row + row);
             float factor = 1.0f, v[2];
@@ -406,10 +411,10 @@ DEVICE void gemm(const uint4* weights, const uint16_t* scales, const void* x, co
             if (gated) {
                 if (channel[1] < n)
                     static_cast<uint16_t*>(output.y)[line * size_t(n / 2) + size_t(column * (CHANNELS / 2) + lane)] =
-                        to_bf16(gelu(v[0]) * v[1]);
+                        operand(gelu(v[0]) * v[1], halves);
                 continue;
             }
-            if (STEP && output.epilogue == BEST) {
+            if (STEP && epilogue == BEST) {
                 // As decide::best_token chooses among logits in memory.
                 uint64_t mine = 0;
                 bool bad = false;
@@ -433,20 +438,20 @@ DEVICE void gemm(const uint4* weights, const uint16_t* scales, const void* x, co
                 if (channel[i] >= n) continue;
                 const size_t at = line * size_t(n) + size_t(channel[i]);
                 sum = fmaf(v[i], v[i], sum);
-                if (output.epilogue == SCALED) {
+                if (epilogue == SCALED) {
                     const float by = ld_nc(output.factor + line * size_t(output.factor_stride) + size_t(channel[i]));
-                    static_cast<uint16_t*>(output.y)[at] = to_bf16(gelu(v[i]) * by);
+                    static_cast<uint16_t*>(output.y)[at] = operand(gelu(v[i]) * by, halves);
                 } else {
                     static_cast<float*>(output.y)[at] = v[i];
                 }
             }
-            if (output.epilogue != SQUARES) continue;
+            if (epilogue != SQUARES) continue;
 #pragma unroll
             for (int lanes = 16; lanes; lanes /= 2) sum += shuffle_xor(sum, lanes);
             if (lane == 0) output.squares[line * size_t(columns) + size_t(column)] = sum;
         }
         if (!whole && thread == 0) counters[column] = 0;
-        if (STEP && output.epilogue == HEADS) {
+        if (STEP && epilogue == HEADS) {
             // Heads that this column is the last part of. It has parts of four at most.
             const rows::Heads& h = output.heads;
             const int begin = column * CHANNELS / h.dim, parts = min(((column + 1) * CHANNELS - 1) / h.dim, n / h.dim - 1) - begin + 1;

@@ -27,10 +27,51 @@ const BARRIER_BYTES: usize = 8;
 /// A column has one itself, and up to four heads that begin in it have theirs.
 const COUNTERS_OF_COLUMN: usize = 1 + TILE_CHANNELS / 16;
 
+/// What a product rounds its inputs to. Neither is a matter of the weights, which are exact in both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Operands {
+    /// Eight bits of precision, and the range of f32.
+    #[default]
+    Bf16,
+    /// Eleven bits, up to 65504, and fewer instructions to expand weights of 2 to 4 bits: for 8 of them 9.4 instead of 11.3 at int4, 13.5
+    /// instead of 14.8 at int3, 9.0 instead of 9.4 at int2 (`kernels/resources.json`, sm_86, the worst of each).
+    F16,
+}
+
+impl Operands {
+    /// Those for inputs of which `largest` is the largest that was measured: f16 where eight times that is still a number.
+    pub fn for_largest(largest: f32) -> Operands {
+        let fits = largest.abs() * 8.0 <= half::f16::MAX.to_f32();
+        if fits { Operands::F16 } else { Operands::Bf16 }
+    }
+
+    /// The bits of the operand next to a number.
+    pub fn bits(self, v: f32) -> u16 {
+        match self {
+            Operands::Bf16 => half::bf16::from_f32(v).to_bits(),
+            Operands::F16 => half::f16::from_f32(v).to_bits(),
+        }
+    }
+
+    /// The number that an operand's bits stand for.
+    pub fn read(self, bits: u16) -> f32 {
+        match self {
+            Operands::Bf16 => half::bf16::from_bits(bits).to_f32(),
+            Operands::F16 => half::f16::from_bits(bits).to_f32(),
+        }
+    }
+
+    /// Numbers as a row of operands.
+    pub fn bytes(self, values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|&v| self.bits(v).to_le_bytes()).collect()
+    }
+}
+
 /// Weights on a device: one matrix, or several that are multiplied as one.
 pub struct Linear {
     device: Device,
     format: Format,
+    operands: Operands,
     channels: usize,
     inputs: usize,
     group: Option<usize>,
@@ -52,8 +93,10 @@ pub struct Scratch {
 /// What is multiplied.
 #[derive(Clone, Copy)]
 pub enum Input<'a> {
-    /// bf16 `[rows, k]`.
+    /// bf16 `[rows, k]`, for [`Operands::Bf16`].
     Rows(&'a Buffer),
+    /// f16 `[rows, k]`, for [`Operands::F16`].
+    Halves(&'a Buffer),
     /// int8 `[rows, k]` and f32 scales `[rows]`, for [`Format::Int8Dot`].
     Int8(&'a Buffer, &'a Buffer),
     /// The residual stream, with what is still to be added and the norm in front of the product.
@@ -96,12 +139,14 @@ pub enum Output<'a> {
     Plain(&'a Buffer),
     /// The same, and sums of squares f32 `[rows, n / 64 rounded up]`.
     Squares(&'a Buffer, &'a Buffer),
-    /// bf16 `[rows, n / 2]`: `gelu(gate) * up` of a matrix laid out by [`Tiles::gated`].
-    Gated(&'a Buffer),
-    /// bf16 `[rows, n]`: `gelu(y) * factor`.
+    /// `[rows, n / 2]`: `gelu(gate) * up` of a matrix laid out by [`Tiles::gated`], as what the next product takes.
+    Gated(&'a Buffer, Operands),
+    /// `[rows, n]`: `gelu(y) * factor`.
     Scaled {
         /// Where it goes.
         y: &'a Buffer,
+        /// As what the next product takes.
+        operands: Operands,
         /// f32; a row's n factors begin at `offset + row * stride` elements.
         factor: &'a Buffer,
         /// Elements before the first row's.
@@ -202,9 +247,13 @@ macro_rules! names {
     };
 }
 
-/// The kernel for these weights and rows.
-fn kernel(format: Format, group: Option<usize>, rows: usize) -> &'static str {
+/// The kernel for these weights, operands and rows.
+fn kernel(format: Format, operands: Operands, group: Option<usize>, rows: usize) -> &'static str {
+    let f16 = operands == Operands::F16;
     let names: [[&'static str; 3]; 4] = match format {
+        Format::Int2 if f16 => names!("int2_f16"),
+        Format::Int3 if f16 => names!("int3_f16"),
+        Format::Int4 if f16 => names!("int4_f16"),
         Format::Int2 => names!("int2"),
         Format::Int3 => names!("int3"),
         Format::Int4 => names!("int4"),
@@ -247,6 +296,14 @@ const NONE: Argument = Argument::U64(0);
 
 fn int(v: usize) -> Argument {
     Argument::I32(v as i32)
+}
+
+/// Beside an epilogue that writes operands, as `HALVES` in the source.
+const fn halves(operands: Operands) -> usize {
+    match operands {
+        Operands::Bf16 => 0,
+        Operands::F16 => 8,
+    }
 }
 
 /// The buffer's beginning, if it has as many bytes as a product of so many rows needs.
@@ -295,6 +352,7 @@ impl Linear {
         Ok(Linear {
             device: device.clone(),
             format,
+            operands: Operands::default(),
             channels,
             inputs,
             group,
@@ -302,6 +360,31 @@ impl Linear {
             weights: device.constant(name, &tiles.weights)?,
             scales: device.constant(&format!("{name}.scales"), &tiles.scales)?,
         })
+    }
+
+    /// The same matrix with these operands.
+    ///
+    /// # Errors
+    /// [`GemmError::Kind`]: f16 for weights of more than four bits.
+    pub fn with_operands(self, operands: Operands) -> Result<Linear, GemmError> {
+        let packed = matches!(self.format, Format::Int2 | Format::Int3 | Format::Int4);
+        if operands == Operands::F16 && !packed {
+            return self.refuse("bf16 or int8 operands");
+        }
+        Ok(Linear { operands, ..self })
+    }
+
+    /// What inputs are rounded to.
+    pub fn operands(&self) -> Operands {
+        self.operands
+    }
+
+    /// Rows that are what this matrix takes.
+    pub fn rows<'a>(&self, x: &'a Buffer) -> Input<'a> {
+        match self.operands {
+            Operands::Bf16 => Input::Rows(x),
+            Operands::F16 => Input::Halves(x),
+        }
     }
 
     /// Weights and scales on the device.
@@ -357,8 +440,12 @@ impl Linear {
         match input {
             Input::Int8(x, scales) if dot => arguments.extend([check(x, rows * k)?, check(scales, rows * 4)?]),
             _ if dot => return self.refuse("int8 inputs and a plain output"),
-            Input::Int8(..) => return self.refuse("bf16 inputs or a residual stream"),
-            Input::Rows(x) => {
+            Input::Int8(..) => return self.refuse("bf16 or f16 inputs, or a residual stream"),
+            Input::Rows(_) if self.operands != Operands::Bf16 => {
+                return self.refuse("f16 inputs with the operands that were chosen");
+            }
+            Input::Halves(_) if self.operands != Operands::F16 => return self.refuse("bf16 inputs"),
+            Input::Rows(x) | Input::Halves(x) => {
                 arguments.extend([check(x, rows * k * 2)?, NONE, NONE, NONE, NONE, NONE, NONE]);
                 arguments.extend([Argument::F32(1.0), Argument::F32(0.0)]);
             }
@@ -375,11 +462,16 @@ impl Linear {
                 let squares = check(squares, rows * columns_of(n) * 4)?;
                 arguments.extend([check(y, rows * n * 4)?, squares, NONE, int(0), int(1)]);
             }
-            Output::Gated(_) if !n.is_multiple_of(16) => return self.refuse("gates and ups by eights for this output"),
-            Output::Gated(y) => arguments.extend([check(y, rows * n)?, NONE, NONE, int(0), int(2)]),
-            Output::Scaled { y, factor, offset, stride } => {
+            Output::Gated(..) if !n.is_multiple_of(16) => {
+                return self.refuse("gates and ups by eights for this output");
+            }
+            Output::Gated(y, operands) => {
+                arguments.extend([check(y, rows * n)?, NONE, NONE, int(0), int(2 | halves(operands))]);
+            }
+            Output::Scaled { y, operands, factor, offset, stride } => {
                 check(factor, (offset + (rows - 1) * stride + n) * 4)?;
-                arguments.extend([check(y, rows * n * 2)?, NONE, factor.at(offset * 4), int(stride), int(3)]);
+                let (y, factor) = (check(y, rows * n * 2)?, factor.at(offset * 4));
+                arguments.extend([y, NONE, factor, int(stride), int(3 | halves(operands))]);
             }
             Output::Heads(of) => {
                 step::require(of.rows == rows, "rows of the heads", of.rows, format!("the product's {rows}"))?;
@@ -412,7 +504,7 @@ impl Linear {
             false => [1, blocks, 1],
         };
         Ok(Launch {
-            kernel: kernel(self.format, self.group, rows),
+            kernel: kernel(self.format, self.operands, self.group, rows),
             grid,
             block: THREADS,
             shared_bytes: shared_bytes(self.format, self.group, rows) as u32,

@@ -1,8 +1,8 @@
 //! Two products in one launch (`kernels/pair.cuh`): a layer's per-layer gate and projection, which are too small for a launch each.
 
 use super::{
-    Buffer, DECODE_ROWS, Format, GemmError, Input, Launch, Linear, Output, Scratch, Stream, THREADS, check, columns_of,
-    int, shared_bytes,
+    Buffer, DECODE_ROWS, Format, GemmError, Input, Launch, Linear, Operands, Output, Scratch, Stream, THREADS, check,
+    columns_of, int, shared_bytes,
 };
 use crate::step;
 
@@ -61,10 +61,11 @@ fn kernel(format: Format, group: Option<usize>, rows: usize) -> Option<&'static 
 }
 
 impl Pair<'_> {
-    /// Whether one launch can do both: the weights are of one kind, and not int8 with int8 inputs.
+    /// Whether one launch can do both: the weights are of one kind, and not int8 with int8 inputs, and the operands bf16.
     pub fn is_one(&self) -> bool {
         let (first, second) = (self.first, self.second);
-        first.format == second.format && first.group == second.group && first.format != Format::Int8Dot
+        let bf16 = [first, second].iter().all(|l| l.operands == Operands::Bf16);
+        bf16 && first.format == second.format && first.group == second.group && first.format != Format::Int8Dot
     }
 
     /// The launch.
@@ -113,10 +114,10 @@ impl Pair<'_> {
     /// The same as two launches that no block waits in.
     pub fn launches(&self, rows: usize, scratch: &Scratch) -> Result<[Launch; 2], GemmError> {
         let &Pair { first, second, stream, factor, offset, stride, middle, y, squares } = self;
-        let scaled = Output::Scaled { y: middle, factor, offset, stride };
+        let scaled = Output::Scaled { y: middle, operands: second.operands, factor, offset, stride };
         Ok([
             first.launch(Input::Stream(stream), rows, scaled, scratch)?,
-            second.launch(Input::Rows(middle), rows, Output::Squares(y, squares), scratch)?,
+            second.launch(second.rows(middle), rows, Output::Squares(y, squares), scratch)?,
         ])
     }
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     device::{Buffer, Launch},
-    gemm::{Delta, Input, Linear, Output, Pair, Scratch, Stream},
+    gemm::{Delta, Input, Linear, Operands, Output, Pair, Scratch, Stream},
     layout::Format,
     step::{
         MOST_ROWS, Own, Rows,
@@ -159,8 +159,8 @@ impl Sublayer<'_> {
         y_squares.fill(0)?;
         let output = match kind {
             Kind::Squares => Output::Squares(&y, &y_squares),
-            Kind::Gated => Output::Gated(&y),
-            Kind::Scaled => Output::Scaled { y: &y, factor: &factor, offset: 0, stride: n },
+            Kind::Gated => Output::Gated(&y, Operands::Bf16),
+            Kind::Scaled => Output::Scaled { y: &y, operands: Operands::Bf16, factor: &factor, offset: 0, stride: n },
         };
         self.linear.run(Input::Stream(input), m, output, &self.scratch)?;
         let product = if kind == Kind::Squares { read32(&y)? } else { read16(&y, 0, m * width)? };

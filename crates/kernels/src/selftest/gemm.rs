@@ -1,13 +1,11 @@
 //! Matrix products on a device as on the emulator: accurate, the same bits for a row in any company and on any run, and how fast their
 //! weights are read when they come from memory.
 
-use half::bf16;
-
 use super::{Check, Failure, Measurement, Subject, vectors, words, wrong};
 use crate::{
     cpu::{Data, Matrix, MatrixView},
     device::{Buffer, Command},
-    gemm::{DECODE_ROWS, GemmError, Input, Linear, Output, Scratch},
+    gemm::{DECODE_ROWS, GemmError, Linear, Operands, Output, Scratch},
     layout::{Format, Tiles},
     packing::Bits,
 };
@@ -45,6 +43,13 @@ const SHAPES: [(usize, usize, usize); 4] = [(64, 256, 128), (80, 1040, 32), (64,
 const LARGE: [(usize, usize, usize); 3] = [(3072, 2560, 128), (2560, 10240, 128), (2560, 2048, 32)];
 /// Formats that multiply bf16 inputs.
 const FORMATS: [Format; 5] = [Format::Int2, Format::Int3, Format::Int4, Format::Int8, Format::Bf16];
+/// Formats that multiply f16 inputs.
+const OF_F16: [Format; 3] = [Format::Int2, Format::Int3, Format::Int4];
+
+/// All formats, each with the operands that it can have.
+fn kinds() -> impl Iterator<Item = (Format, Operands)> {
+    FORMATS.map(|f| (f, Operands::Bf16)).into_iter().chain(OF_F16.map(|f| (f, Operands::F16)))
+}
 /// Matrices of E4B: name, channels, inputs.
 const E4B: [(&str, usize, usize); 6] = [
     ("gate and up", 20480, 2560),
@@ -72,28 +77,34 @@ impl From<GemmError> for Failure {
 struct Case<'a> {
     subject: &'a Subject,
     weights: Weights,
-    x: Vec<bf16>,
+    /// Numbers that operands stand for.
+    x: Vec<f32>,
     linear: Linear,
     scratch: Scratch,
 }
 
 impl<'a> Case<'a> {
-    fn new(subject: &'a Subject, weights: Weights) -> Result<Case<'a>, Failure> {
-        let linear = Linear::new(&subject.device, "w", &weights.tiles()?)?;
+    fn new(subject: &'a Subject, weights: Weights, operands: Operands) -> Result<Case<'a>, Failure> {
+        let linear = Linear::new(&subject.device, "w", &weights.tiles()?)?.with_operands(operands)?;
         let scratch = Scratch::new(&subject.device, [&linear])?;
-        let x = vectors::inputs(DECODE_ROWS, weights.k);
+        let x = inputs(DECODE_ROWS, weights.k, operands);
         Ok(Case { subject, weights, x, linear, scratch })
     }
 
     /// y of these rows, as bits.
     fn run(&self, rows: &[usize]) -> Result<Vec<u32>, Failure> {
         let k = self.weights.k;
-        let bytes: Vec<u8> = rows.iter().flat_map(|&r| &self.x[r * k..][..k]).flat_map(|v| v.to_le_bytes()).collect();
+        let bytes: Vec<u8> = rows.iter().flat_map(|&r| self.linear.operands().bytes(&self.x[r * k..][..k])).collect();
         let x = self.subject.device.constant("x", &bytes)?;
         let y = self.subject.device.allocate("y", rows.len() * self.weights.n * 4)?;
-        self.linear.run(Input::Rows(&x), rows.len(), Output::Plain(&y), &self.scratch)?;
+        self.linear.run(self.linear.rows(&x), rows.len(), Output::Plain(&y), &self.scratch)?;
         words(&y)
     }
+}
+
+/// [`vectors::inputs`] as these operands have them.
+fn inputs(rows: usize, k: usize, operands: Operands) -> Vec<f32> {
+    vectors::inputs(rows, k).into_iter().map(|v| operands.read(operands.bits(v.to_f32()))).collect()
 }
 
 /// Weights in the order of a file.
@@ -127,15 +138,15 @@ impl Weights {
 }
 
 /// The cases of this device: all formats in the small shapes, int4 in those of E4B too where a GPU computes them.
-fn cases(subject: &Subject) -> Vec<(Format, usize, usize, usize)> {
-    let small = FORMATS.iter().flat_map(|&f| SHAPES.iter().map(move |&(n, k, group)| (f, n, k, group)));
-    let large = LARGE.iter().map(|&(n, k, group)| (Format::Int4, n, k, group));
+fn cases(subject: &Subject) -> Vec<((Format, Operands), usize, usize, usize)> {
+    let small = kinds().flat_map(|kind| SHAPES.iter().map(move |&(n, k, group)| (kind, n, k, group)));
+    let large = LARGE.iter().map(|&(n, k, group)| ((Format::Int4, Operands::Bf16), n, k, group));
     small.chain(large.take(subject.size(LARGE.len(), 0))).collect()
 }
 
 fn accuracy(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
-    for (format, n, k, group) in cases(subject) {
-        let case = Case::new(subject, Weights::new(format, n, k, group))?;
+    for ((format, operands), n, k, group) in cases(subject) {
+        let case = Case::new(subject, Weights::new(format, n, k, group), operands)?;
         let matrix = case.weights.matrix()?;
         // Of a large matrix some channels: the references are slow.
         let channels: Vec<usize> = (0..n).step_by((n / 200).max(1)).collect();
@@ -145,7 +156,7 @@ fn accuracy(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
         for &channel in &channels {
             let w = matrix.row(channel);
             for &row in &rows {
-                let terms = || case.x[row * k..][..k].iter().map(|v| v.to_f32()).zip(&w);
+                let terms = || case.x[row * k..][..k].iter().copied().zip(&w);
                 let exact: f64 = terms().map(|(x, w)| f64::from(x) * f64::from(*w)).sum();
                 let naive: f32 = terms().map(|(x, w)| x * w).sum();
                 ours = ours.max((f64::from(f32::from_bits(y[row * n + channel])) - exact).abs());
@@ -153,7 +164,9 @@ fn accuracy(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
             }
         }
         if ours.is_nan() || ours > 2.0 * plain {
-            return wrong(format!("{format:?} [{n}, {k}] group {group}: error {ours:e}, of plain f32 sums {plain:e}"));
+            return wrong(format!(
+                "{format:?}, {operands:?} [{n}, {k}] group {group}: error {ours:e}, of plain f32 sums {plain:e}"
+            ));
         }
     }
     Ok(Vec::new())
@@ -162,14 +175,14 @@ fn accuracy(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
 fn bits(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
     let order = [11, 3, 7, 0, 14, 9, 5, 1, 15, 2, 8, 13, 4, 12, 6, 10];
     let wide: Vec<usize> = (0..2 * DECODE_ROWS + 5).map(|i| i * 7 % DECODE_ROWS).collect();
-    for (format, n, k, group) in cases(subject) {
-        let case = Case::new(subject, Weights::new(format, n, k, group))?;
+    for ((format, operands), n, k, group) in cases(subject) {
+        let case = Case::new(subject, Weights::new(format, n, k, group), operands)?;
         let alone: Vec<Vec<u32>> = (0..DECODE_ROWS).map(|row| case.run(&[row])).collect::<Result<_, _>>()?;
         let same = |rows: &[usize], what: &str| -> Result<(), Failure> {
             let together = case.run(rows)?;
             match rows.iter().enumerate().find(|&(place, &row)| together[place * n..][..n] != alone[row]) {
                 Some((place, row)) => wrong(format!(
-                    "{format:?} [{n}, {k}] group {group}: row {row} at place {place} of {} has other bits than alone ({what})",
+                    "{format:?}, {operands:?} [{n}, {k}] group {group}: row {row} at place {place} of {} has other bits than alone ({what})",
                     rows.len()
                 )),
                 None => Ok(()),
@@ -189,13 +202,13 @@ fn bits(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
 fn mutations(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
     let (n, k, group) = (64, 2560, 128);
     let rows: Vec<usize> = (0..DECODE_ROWS).collect();
-    for format in [Format::Int2, Format::Int3, Format::Int4, Format::Int8] {
-        let good = Case::new(subject, Weights::new(format, n, k, group))?.run(&rows)?;
-        let changed = |weights: Weights, x: Vec<bf16>| -> Result<Vec<usize>, Failure> {
-            let y = Case { x, ..Case::new(subject, weights)? }.run(&rows)?;
+    for (format, operands) in kinds().filter(|kind| kind.0 != Format::Bf16) {
+        let good = Case::new(subject, Weights::new(format, n, k, group), operands)?.run(&rows)?;
+        let changed = |weights: Weights, x: Vec<f32>| -> Result<Vec<usize>, Failure> {
+            let y = Case { x, ..Case::new(subject, weights, operands)? }.run(&rows)?;
             Ok((0..y.len()).filter(|&i| y[i] != good[i]).collect())
         };
-        let x = vectors::inputs(DECODE_ROWS, k);
+        let x = inputs(DECODE_ROWS, k, operands);
         let row_bytes = file_row_bytes(format, k);
         let mut weights = Weights::new(format, n, k, group);
         weights.packed[17 * row_bytes + 40] ^= 0x10;
@@ -214,7 +227,7 @@ fn mutations(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
             ("an input of row 5", only(&of_inputs, &|i| i / n == 5)),
         ] {
             if !right {
-                return wrong(format!("{format:?}: a flipped bit in {what} shows elsewhere, or nowhere"));
+                return wrong(format!("{format:?}, {operands:?}: a flipped bit in {what} shows elsewhere, or nowhere"));
             }
         }
     }
@@ -230,16 +243,16 @@ fn speed(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
     let mut measured = Vec::new();
     if subject.properties.emulated {
         // The same graph of rotating weights, once and small.
-        measured.extend(shape_speed(subject, "small", Format::Int4, 192, 512, 8)?);
+        measured.extend(shape_speed(subject, "small", (Format::Int4, Operands::Bf16), 192, 512, 8)?);
         return Ok(measured);
     }
     for (name, n, k) in E4B {
         for rows in ROWS {
-            measured.extend(shape_speed(subject, name, Format::Int4, n, k, rows)?);
+            measured.extend(shape_speed(subject, name, (Format::Int4, Operands::Bf16), n, k, rows)?);
         }
     }
-    for format in [Format::Int2, Format::Int3, Format::Int8, Format::Bf16] {
-        measured.extend(shape_speed(subject, "down", format, 2560, 10240, 8)?);
+    for kind in kinds().filter(|&kind| kind != (Format::Int4, Operands::Bf16)) {
+        measured.extend(shape_speed(subject, "down", kind, 2560, 10240, 8)?);
     }
     Ok(measured)
 }
@@ -248,27 +261,29 @@ fn speed(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
 fn shape_speed(
     subject: &Subject,
     name: &str,
-    format: Format,
+    (format, operands): (Format, Operands),
     n: usize,
     k: usize,
     rows: usize,
 ) -> Result<Option<Measurement>, Failure> {
-    let what = format!("{name}: {format:?} [{n}, {k}] in groups of 128, {rows} rows");
+    let what = match operands {
+        Operands::Bf16 => format!("{name}: {format:?} [{n}, {k}] in groups of 128, {rows} rows"),
+        Operands::F16 => format!("{name}: {format:?} with f16 operands [{n}, {k}] in groups of 128, {rows} rows"),
+    };
     let tiles = Weights::new(format, n, k, if format == Format::Bf16 { k } else { 128 }).tiles()?;
     let bytes = tiles.weights.len() + tiles.scales.len();
     let copies = subject.size((4 * subject.properties.l2_bytes).div_ceil(bytes) + 1, 2);
-    let linears: Vec<Linear> =
-        (0..copies).map(|_| Linear::new(&subject.device, "w", &tiles)).collect::<Result<_, _>>()?;
+    let copy = |_| -> Result<Linear, GemmError> { Linear::new(&subject.device, "w", &tiles)?.with_operands(operands) };
+    let linears = (0..copies).map(copy).collect::<Result<Vec<Linear>, _>>()?;
     let scratch = Scratch::new(&subject.device, &linears)?;
-    let x: Vec<u8> = vectors::inputs(rows, k).iter().flat_map(|v| v.to_le_bytes()).collect();
-    let x = subject.device.constant("x", &x)?;
+    let x = subject.device.constant("x", &operands.bytes(&inputs(rows, k, operands)))?;
     let outputs: Vec<Buffer> =
         (0..copies).map(|i| subject.device.allocate(&format!("y{i}"), rows * n * 4)).collect::<Result<_, _>>()?;
     let rounds = subject.size(LEAST_BYTES.div_ceil(bytes * copies), 1);
     let mut commands: Vec<Command> = Vec::new();
     for _ in 0..rounds {
         for (linear, y) in linears.iter().zip(&outputs) {
-            commands.push(linear.launch(Input::Rows(&x), rows, Output::Plain(y), &scratch)?.into());
+            commands.push(linear.launch(linear.rows(&x), rows, Output::Plain(y), &scratch)?.into());
         }
     }
     // SAFETY: launches as `Linear::launch` makes them.

@@ -236,9 +236,9 @@ impl<'a> Pass<'a> {
         let o = layer.o.launch(attended, rows, Output::Squares(first, first_squares), scratch)?;
 
         let stream = self.take(0, Some((norms.after_attention, 1.0)), Some(norms.before_mlp));
-        let gated = Output::Gated(&activations.gated);
+        let gated = Output::Gated(&activations.gated, layer.down.operands());
         let gate_up = layer.gate_up.launch(Input::Stream(stream), rows, gated, scratch)?;
-        let inner = Input::Rows(&activations.gated);
+        let inner = layer.down.rows(&activations.gated);
         let down = layer.down.launch(inner, rows, Output::Squares(second, second_squares), scratch)?;
 
         let size = layer.per_layer_gate.channels();

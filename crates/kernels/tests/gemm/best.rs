@@ -1,6 +1,5 @@
 //! The best token of each row, chosen by the head's own product: what the choice among logits in memory is.
 
-use half::bf16;
 use kernels::{
     device::{Buffer, Emulation, Launch},
     gemm::{GemmError, Input, Output},
@@ -86,9 +85,9 @@ fn any_grid_chooses_the_same_in_any_schedule() {
 fn a_logit_that_is_no_number_is_told() {
     for bad in [f32::NAN, f32::INFINITY] {
         let weights = Weights::random(Format::Int4, 80, 256, 128);
-        let mut x: Vec<bf16> = (0..16 * 256).map(|i| bf16::from_f32((i % 7) as f32)).collect();
-        x[5 * 256 + 77] = bf16::from_f32(bad);
-        let case = Case::with(weights, x);
+        let mut x: Vec<f32> = (0..16 * 256).map(|i| (i % 7) as f32).collect();
+        x[5 * 256 + 77] = bad;
+        let case = Case::with(Format::Int4, weights, x);
         for rows in [5, 6, 16] {
             let of = |fused| chosen(&case, rows, None, Some(30.0), fused, |launch| launch).unwrap();
             assert_eq!(of(true).1, rows > 5, "{bad}, {rows} rows");

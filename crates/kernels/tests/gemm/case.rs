@@ -4,7 +4,7 @@ use half::bf16;
 use kernels::{
     cpu::{Data, Matrix, MatrixView},
     device::{Buffer, Device, Emulation},
-    gemm::{GemmError, Input, Linear, Output, Scratch},
+    gemm::{GemmError, Linear, Operands, Output, Scratch},
     layout::{Format, Tiles},
     packing::Bits,
 };
@@ -14,8 +14,34 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 pub const ROWS: usize = 70;
 /// The rows of a launch that a step makes.
 pub const SIXTEEN: [usize; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
-/// Formats with bf16 inputs.
-pub const FORMATS: [Format; 5] = [Format::Int2, Format::Int3, Format::Int4, Format::Int8, Format::Bf16];
+/// Formats of weights with 16-bit inputs, each with the operands that it can have.
+pub const KINDS: [Kind; 8] = [
+    Kind(Format::Int2, Operands::Bf16),
+    Kind(Format::Int3, Operands::Bf16),
+    Kind(Format::Int4, Operands::Bf16),
+    Kind(Format::Int8, Operands::Bf16),
+    Kind(Format::Bf16, Operands::Bf16),
+    Kind(Format::Int2, Operands::F16),
+    Kind(Format::Int3, Operands::F16),
+    Kind(Format::Int4, Operands::F16),
+];
+
+/// A format of weights with operands.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Kind(pub Format, pub Operands);
+
+impl From<Format> for Kind {
+    fn from(format: Format) -> Kind {
+        Kind(format, Operands::Bf16)
+    }
+}
+
+impl Kind {
+    /// The nearest operand, as a number.
+    pub fn round(self, v: f32) -> f32 {
+        self.1.read(self.1.bits(v))
+    }
+}
 
 pub fn emulation(seed: u64) -> Emulation {
     Emulation { seed, ..Emulation::default() }
@@ -72,30 +98,33 @@ pub struct Case {
     pub device: Device,
     pub n: usize,
     pub k: usize,
+    pub kind: Kind,
     pub weights: Weights,
-    pub x: Vec<bf16>,
+    /// Numbers that operands stand for.
+    pub x: Vec<f32>,
     pub linear: Linear,
     pub scratch: Scratch,
 }
 
 impl Case {
-    pub fn new(format: Format, n: usize, k: usize, group: usize) -> Case {
-        let mut random = random(n + k);
-        let x = (0..ROWS * k).map(|_| bf16::from_f32(random.random_range(-2.0..2.0))).collect();
-        Case::with(Weights::random(format, n, k, group), x)
+    pub fn new(kind: impl Into<Kind>, n: usize, k: usize, group: usize) -> Case {
+        let (mut random, kind) = (random(n + k), kind.into());
+        let x = (0..ROWS * k).map(|_| kind.round(random.random_range(-2.0..2.0))).collect();
+        Case::with(kind, Weights::random(kind.0, n, k, group), x)
     }
 
-    pub fn with(weights: Weights, x: Vec<bf16>) -> Case {
-        let device = Device::emulated(emulation(0)).unwrap();
+    pub fn with(kind: impl Into<Kind>, weights: Weights, x: Vec<f32>) -> Case {
+        let (device, kind) = (Device::emulated(emulation(0)).unwrap(), kind.into());
         let linear = Linear::new(&device, "w", &Tiles::pack(weights.matrix()).unwrap()).unwrap();
+        let linear = linear.with_operands(kind.1).unwrap();
         let scratch = Scratch::new(&device, [&linear]).unwrap();
-        Case { device, n: weights.n, k: weights.k, weights, x, linear, scratch }
+        Case { device, n: weights.n, k: weights.k, kind, weights, x, linear, scratch }
     }
 
     /// The rows of `x` that `rows` names, on the device; and room for as many of y.
     pub fn buffers(&self, rows: &[usize]) -> (Buffer, Buffer) {
         let bytes: Vec<u8> =
-            rows.iter().flat_map(|&r| &self.x[r * self.k..(r + 1) * self.k]).flat_map(|v| v.to_le_bytes()).collect();
+            rows.iter().flat_map(|&r| self.kind.1.bytes(&self.x[r * self.k..(r + 1) * self.k])).collect();
         let x = self.device.allocate("x", bytes.len()).unwrap();
         x.write(0, &bytes).unwrap();
         (x, self.device.allocate("y", rows.len() * self.n * 4).unwrap())
@@ -104,14 +133,14 @@ impl Case {
     /// y of these rows, as bits.
     pub fn run(&self, rows: &[usize]) -> Result<Vec<u32>, GemmError> {
         let (x, y) = self.buffers(rows);
-        self.linear.run(Input::Rows(&x), rows.len(), Output::Plain(&y), &self.scratch)?;
+        self.linear.run(self.linear.rows(&x), rows.len(), Output::Plain(&y), &self.scratch)?;
         Ok(words(&y))
     }
 
     /// y of the first `rows` rows in f64, and as plain f32 sums give it.
     pub fn references(&self, rows: usize) -> (Vec<f64>, Vec<f32>) {
         let w = self.weights.rows();
-        let dot = |row: usize, n: usize| self.x[row * self.k..].iter().map(|v| v.to_f32()).zip(&w[n]);
+        let dot = |row: usize, n: usize| self.x[row * self.k..].iter().copied().zip(&w[n]);
         let places = || (0..rows * self.n).map(|i| (i / self.n, i % self.n));
         let exact = places().map(|(r, n)| dot(r, n).map(|(x, w)| f64::from(x) * f64::from(*w)).sum()).collect();
         let naive = places().map(|(r, n)| dot(r, n).map(|(x, w)| x * w).sum()).collect();
@@ -147,7 +176,7 @@ impl Case {
                             let scale = scale(channel, begin / self.weights.group);
                             // Integers again: a weight is exactly that times its scale.
                             let weight = |i: usize| weights[channel][i] / scale;
-                            let x = |i: usize| self.x[row * k + i].to_f32();
+                            let x = |i: usize| self.x[row * k + i];
                             let sum = (begin..(begin + fold).min(k)).fold(0.0, |sum, i| sum + weight(i) * x(i));
                             total[h] = if grouped { scale.mul_add(sum, total[h]) } else { total[h] + sum };
                         }

@@ -3,12 +3,12 @@
 use half::bf16;
 use kernels::{
     device::{Buffer, Device, Emulation},
-    gemm::{Delta, Input, Linear, Output, Scratch, Stream},
+    gemm::{Delta, Input, Linear, Operands, Output, Scratch, Stream},
     layout::{Format, Tiles},
 };
 use rand::RngExt;
 
-use crate::case::{ROWS, SIXTEEN, Weights, emulation, random, words, worst};
+use crate::case::{Kind, ROWS, SIXTEEN, Weights, emulation, random, words, worst};
 
 const EPS: f32 = 1e-6;
 const SCALAR: f32 = 0.75;
@@ -20,7 +20,8 @@ struct Layer {
     second: (Weights, Linear),
     gated: bool,
     scratch: Scratch,
-    x: Vec<bf16>,
+    kind: Kind,
+    x: Vec<f32>,
     stream: Vec<f32>,
     post_norm: Vec<bf16>,
     norm: Vec<bf16>,
@@ -32,7 +33,7 @@ struct Layer {
 struct Found {
     stream: Vec<u32>,
     plain: Vec<u32>,
-    bf16: Vec<u16>,
+    operands: Vec<u16>,
 }
 
 fn bf16_bytes(values: &[bf16]) -> Vec<u8> {
@@ -49,10 +50,10 @@ fn gelu(x: f64) -> f64 {
 
 impl Layer {
     /// From `inputs` to `hidden` to `n`; the second product is gates and ups, or what is scaled by factors.
-    fn new(format: Format, inputs: usize, hidden: usize, n: usize, group: Option<usize>, gated: bool) -> Layer {
-        let device = Device::emulated(emulation(0)).unwrap();
+    fn new(kind: impl Into<Kind>, inputs: usize, hidden: usize, n: usize, group: Option<usize>, gated: bool) -> Layer {
+        let (device, kind) = (Device::emulated(emulation(0)).unwrap(), kind.into());
         let mut random = random(inputs + hidden + n);
-        let weights = |n, k| Weights::random(format, n, k, group.unwrap_or(k));
+        let weights = |n, k| Weights::random(kind.0, n, k, group.unwrap_or(k));
         let first = weights(hidden, inputs);
         let second = weights(n, hidden);
         let tiles = if gated {
@@ -64,14 +65,16 @@ impl Layer {
         } else {
             Tiles::pack(second.matrix()).unwrap()
         };
-        let on = |name, tiles: &Tiles| Linear::new(&device, name, tiles).unwrap();
+        let on = |name, tiles: &Tiles| Linear::new(&device, name, tiles).unwrap().with_operands(kind.1).unwrap();
         let linears = (on("first", &Tiles::pack(first.matrix()).unwrap()), on("second", &tiles));
         let scratch = Scratch::new(&device, [&linears.0, &linears.1]).unwrap();
         let mut values =
             |n: usize, low: f32, high: f32| -> Vec<f32> { (0..n).map(|_| random.random_range(low..high)).collect() };
+        let x = values(ROWS * inputs, -2.0, 2.0).into_iter().map(|v| kind.round(v)).collect();
         let rounded = |v: Vec<f32>| v.into_iter().map(bf16::from_f32).collect();
         Layer {
-            x: rounded(values(ROWS * inputs, -2.0, 2.0)),
+            kind,
+            x,
             stream: values(ROWS * hidden, -3.0, 3.0),
             post_norm: rounded(values(hidden, 0.5, 1.5)),
             norm: rounded(values(hidden, 0.5, 1.5)),
@@ -93,14 +96,14 @@ impl Layer {
         let (hidden, n) = (self.first.0.n, self.second.0.n);
         let constant = |name, bytes: Vec<u8>| device.constant(name, &bytes).unwrap();
         let room = |name, bytes| device.allocate(name, bytes).unwrap();
-        let x = constant("x", bf16_bytes(&Layer::rows(&self.x, self.first.0.k, rows)));
+        let x = constant("x", self.kind.1.bytes(&Layer::rows(&self.x, self.first.0.k, rows)));
         let stream = constant("stream", f32_bytes(&Layer::rows(&self.stream, hidden, rows)));
         let post_norm = constant("post norm", bf16_bytes(&self.post_norm));
         let norm = constant("norm", bf16_bytes(&self.norm));
         let factor = constant("factor", f32_bytes(&Layer::rows(&self.factor, n + 16, rows)));
         let y = room("delta", m * hidden * 4);
         let squares = room("squares", m * hidden.div_ceil(64) * 4);
-        self.first.1.run(Input::Rows(&x), m, Output::Squares(&y, &squares), &self.scratch).unwrap();
+        self.first.1.run(self.first.1.rows(&x), m, Output::Squares(&y, &squares), &self.scratch).unwrap();
 
         let out = room("new stream", m * hidden * 4);
         let delta = Some(Delta { y: &y, squares: &squares, norm: &post_norm, scalar: SCALAR });
@@ -110,16 +113,16 @@ impl Layer {
         run(input(Some(&out)), Output::Plain(&plain));
         assert_eq!(out.traffic().unwrap().written, (m * hidden * 4) as u64, "the stream is written once");
         let y16 = room("y16", m * n * if self.gated { 1 } else { 2 });
-        let scaled = Output::Scaled { y: &y16, factor: &factor, offset: 16, stride: n + 16 };
-        let last = if self.gated { Output::Gated(&y16) } else { scaled };
+        let scaled = Output::Scaled { y: &y16, operands: self.kind.1, factor: &factor, offset: 16, stride: n + 16 };
+        let last = if self.gated { Output::Gated(&y16, self.kind.1) } else { scaled };
         run(input(None), last);
-        Found { stream: words(&out), plain: words(&plain), bf16: halves(&y16) }
+        Found { stream: words(&out), plain: words(&plain), operands: halves(&y16) }
     }
 
-    /// Stream, product and gated product of the first `m` rows, in f64 or as a plain program in f32 with bf16 operands computes them.
+    /// Stream, product and gated product of the first `m` rows, in f64 or as a plain program in f32 with 16-bit operands computes them.
     fn reference(&self, m: usize, exact: bool) -> [Vec<f64>; 3] {
         let round = |v: f64| if exact { v } else { f64::from(v as f32) };
-        let operand = |v: f64| if exact { v } else { f64::from(bf16::from_f32(v as f32)) };
+        let operand = |v: f64| if exact { v } else { f64::from(self.kind.round(v as f32)) };
         let product = |x: &[f64], w: &[Vec<f32>]| -> Vec<f64> {
             w.iter().map(|w| x.iter().zip(w).fold(0.0, |sum, (x, w)| round(sum + round(x * f64::from(*w))))).collect()
         };
@@ -165,22 +168,25 @@ fn layers() -> Vec<Layer> {
         Layer::new(Format::Int2, 512, 512, 64, None, false),
         Layer::new(Format::Int8, 128, 336, 48, Some(32), false),
         Layer::new(Format::Bf16, 64, 400, 80, None, true),
+        Layer::new(Kind(Format::Int4, Operands::F16), 256, 1280, 96, Some(128), true),
+        Layer::new(Kind(Format::Int3, Operands::F16), 144, 272, 80, None, false),
+        Layer::new(Kind(Format::Int2, Operands::F16), 256, 272, 64, Some(32), true),
     ]
 }
 
 #[test]
 fn errors_are_those_of_a_plain_program() {
     for layer in layers() {
-        let Found { stream, plain, bf16: y16 } = layer.run(&SIXTEEN);
+        let Found { stream, plain, operands: y16 } = layer.run(&SIXTEEN);
         let float = |v: Vec<u32>| -> Vec<f64> { v.into_iter().map(|v| f32::from_bits(v).into()).collect() };
-        let y16 = y16.into_iter().map(|v| f64::from(bf16::from_bits(v))).collect();
+        let y16 = y16.into_iter().map(|v| f64::from(layer.kind.1.read(v))).collect();
         let (exact, naive) = (layer.reference(16, true), layer.reference(16, false));
         for (i, (what, ours)) in
             [("stream", float(stream)), ("product", float(plain)), ("gated", y16)].into_iter().enumerate()
         {
             assert_eq!(ours.len(), exact[i].len());
             let (ours, plain) = (worst(ours, &exact[i]), worst(naive[i].iter().copied(), &exact[i]));
-            assert!(ours <= 2.0 * plain, "{:?} {what}: {ours:e}, a plain program {plain:e}", layer.first.0.format);
+            assert!(ours <= 2.0 * plain, "{:?} {what}: {ours:e}, a plain program {plain:e}", layer.kind);
         }
     }
 }
@@ -193,14 +199,14 @@ fn a_row_has_the_same_bits_in_any_company() {
         let alone: Vec<Found> = (0..20).map(|r| layer.run(&[r])).collect();
         let order: Vec<usize> = (0..20).map(|i| i * 7 % 20).collect();
         for m in [2, 7, 8, 9, 15, 16, 17, 20] {
-            let Found { stream, plain, bf16 } = layer.run(&order[..m]);
+            let Found { stream, plain, operands } = layer.run(&order[..m]);
             for (place, &row) in order[..m].iter().enumerate() {
                 let found = Found {
                     stream: stream[place * hidden..][..hidden].to_vec(),
                     plain: plain[place * n..][..n].to_vec(),
-                    bf16: bf16[place * half_width..][..half_width].to_vec(),
+                    operands: operands[place * half_width..][..half_width].to_vec(),
                 };
-                assert_eq!(found, alone[row], "{:?}, row {row} of {m}", layer.first.0.format);
+                assert_eq!(found, alone[row], "{:?}, row {row} of {m}", layer.kind);
             }
         }
     }

@@ -43,7 +43,7 @@ fn finding(kernel: &'static str) -> Option<String> {
     // Rows of a stream with a norm: the same bits as alone.
     case.device.emulate(emulation(0));
     let k = case.k;
-    let values: Vec<u8> = case.x[..16 * k].iter().flat_map(|v| (v.to_f32() * 1.37).to_le_bytes()).collect();
+    let values: Vec<u8> = case.x[..16 * k].iter().flat_map(|v| (v * 1.37).to_le_bytes()).collect();
     let norm = case.device.constant("norm", &vec![0x3f; k * 2]).unwrap();
     let stream = |rows: std::ops::Range<usize>| {
         let stream = case.device.constant("stream", &values[rows.start * k * 4..rows.end * k * 4]).unwrap();

@@ -1,12 +1,12 @@
-//! Rows of bf16 in, f32 out, in every format.
+//! Rows of bf16 or f16 in, f32 out, in every format.
 
 use kernels::{
     device::{Buffer, Emulation},
-    gemm::{GemmError, Input, MOST_ROWS, Output},
+    gemm::{GemmError, Input, MOST_ROWS, Operands, Output},
     layout::Format,
 };
 
-use crate::case::{Case, FORMATS, ROWS, SIXTEEN, emulation, worst};
+use crate::case::{Case, KINDS, Kind, ROWS, SIXTEEN, emulation, worst};
 
 /// Shapes with fewer units than stages, more, several segments, padding in both directions; every kind of group.
 const SHAPES: [(usize, usize, usize); 8] = [
@@ -22,22 +22,22 @@ const SHAPES: [(usize, usize, usize); 8] = [
 
 /// A few of them for each format; together all of them.
 fn cases() -> impl Iterator<Item = Case> {
-    FORMATS.into_iter().enumerate().flat_map(|(i, format)| {
-        let picked: Vec<_> =
-            if format == Format::Int4 { SHAPES.to_vec() } else { (2..6).map(|s| SHAPES[(s + i % 2) % 8]).collect() };
-        picked.into_iter().map(move |(n, k, group)| Case::new(format, n, k, group))
+    KINDS.into_iter().enumerate().flat_map(|(i, kind)| {
+        let all = kind == Kind::from(Format::Int4);
+        let picked: Vec<_> = if all { SHAPES.to_vec() } else { (2..6).map(|s| SHAPES[(s + i % 2) % 8]).collect() };
+        picked.into_iter().map(move |(n, k, group)| Case::new(kind, n, k, group))
     })
 }
 
 fn name(case: &Case) -> String {
-    format!("{:?} [{}, {}] in groups of {}", case.weights.format, case.n, case.k, case.weights.group)
+    format!("{:?} [{}, {}] in groups of {}", case.kind, case.n, case.k, case.weights.group)
 }
 
 #[test]
 fn errors_are_those_of_plain_sums() {
-    for format in FORMATS {
+    for kind in KINDS {
         for (n, k, group) in SHAPES {
-            let case = Case::new(format, n, k, group);
+            let case = Case::new(kind, n, k, group);
             let (exact, naive) = case.references(16);
             let y = case.run(&SIXTEEN).unwrap();
             let ours = worst(y.into_iter().map(|v| f32::from_bits(v).into()), &exact);
@@ -81,9 +81,9 @@ fn a_row_of_a_prompt_has_the_bits_of_a_decoded_one() {
 
 #[test]
 fn any_grid_gives_the_same_bits_in_any_schedule() {
-    for (i, format) in FORMATS.into_iter().enumerate() {
+    for (i, kind) in KINDS.into_iter().enumerate() {
         let (n, k, group) = [(128, 2560, 64), (208, 784, 784), (80, 1040, 32)][i % 3];
-        let case = Case::new(format, n, k, group);
+        let case = Case::new(kind, n, k, group);
         let expected = case.run(&SIXTEEN).unwrap();
         for (i, multiprocessors) in [1, 7, 72, 80, 132].into_iter().enumerate() {
             for seed in [0, 1 + i as u64] {
@@ -110,10 +110,11 @@ fn rows_beyond_the_last_are_not_read_and_not_written() {
 
 #[test]
 fn weights_are_read_once_and_every_product_counted() {
-    for format in FORMATS {
+    for kind in KINDS {
+        let format = kind.0;
         for (rows, tiles) in [(1, 1), (8, 1), (16, 2)] {
             let (n, k) = (320, 2560);
-            let case = Case::new(format, n, k, 128);
+            let case = Case::new(kind, n, k, 128);
             case.run(&SIXTEEN[..rows]).unwrap();
             let [weights, scales] = case.linear.buffers();
             assert_eq!(weights.traffic().unwrap().read, (n * k * format.bits() / 8) as u64, "{format:?}, {rows} rows");
@@ -148,8 +149,9 @@ fn a_product_after_an_aborted_one_is_right_once_the_counters_are_reset() {
 #[test]
 fn one_flipped_bit_of_weights_scales_or_inputs_shows() {
     let (n, k, group) = (64, 2560, 128);
-    for format in FORMATS {
-        let case = Case::new(format, n, k, group);
+    for kind in KINDS {
+        let format = kind.0;
+        let case = Case::new(kind, n, k, group);
         let expected = case.run(&SIXTEEN).unwrap();
         let differs = |changed: &Case| -> Vec<usize> {
             let y = changed.run(&SIXTEEN).unwrap();
@@ -159,18 +161,18 @@ fn one_flipped_bit_of_weights_scales_or_inputs_shows() {
         for bit in 0..8 {
             let mut weights = case.weights.clone();
             weights.packed[17 * row_bytes + row_bytes / 3 * 2 / 4 * 4] ^= 1 << bit;
-            let changed = differs(&Case::with(weights, case.x.clone()));
+            let changed = differs(&Case::with(kind, weights, case.x.clone()));
             assert!(!changed.is_empty() && changed.iter().all(|i| i % n == 17), "{format:?}, bit {bit}: {changed:?}");
         }
         if format != Format::Bf16 {
             let mut weights = case.weights.clone();
             weights.scales[(33 * k / group + 7) * 2] ^= 0x10;
-            let changed = differs(&Case::with(weights, case.x.clone()));
+            let changed = differs(&Case::with(kind, weights, case.x.clone()));
             assert!(!changed.is_empty() && changed.iter().all(|i| i % n == 33), "{format:?}: {changed:?}");
         }
         let mut x = case.x.clone();
         x[5 * k + 2559] = -x[5 * k + 2559];
-        let changed = differs(&Case::with(case.weights.clone(), x));
+        let changed = differs(&Case::with(kind, case.weights.clone(), x));
         // A weight of zero does not see its input.
         assert!(changed.len() > n / 2 && changed.iter().all(|i| i / n == 5), "{format:?}: {changed:?}");
     }
@@ -192,6 +194,22 @@ fn products_that_do_not_fit_are_refused() {
     }
     let dot = case.linear.run(Input::Int8(&x, &x), 1, Output::Plain(&y), &case.scratch);
     assert!(matches!(dot, Err(GemmError::Kind { format: Format::Int4, .. })));
+    let halves = case.linear.run(Input::Halves(&x), 1, Output::Plain(&y), &case.scratch);
+    assert!(matches!(halves, Err(GemmError::Kind { expected: "bf16 inputs", .. })));
+    let case = Case::new(Kind(Format::Int3, Operands::F16), 64, 256, 128);
+    let bf16 = case.linear.run(Input::Rows(&x), 1, Output::Plain(&y), &case.scratch);
+    assert!(matches!(bf16, Err(GemmError::Kind { expected: "f16 inputs with the operands that were chosen", .. })));
+    let wide = Case::new(Format::Int8, 64, 256, 128).linear.with_operands(Operands::F16);
+    assert!(matches!(wide, Err(GemmError::Kind { format: Format::Int8, .. })));
+}
+
+#[test]
+fn operands_follow_the_largest_input() {
+    for (largest, expected) in
+        [(8188.0, Operands::F16), (-8188.0, Operands::F16), (8189.0, Operands::Bf16), (f32::NAN, Operands::Bf16)]
+    {
+        assert_eq!(Operands::for_largest(largest), expected, "{largest}");
+    }
 }
 
 /// What the emulator costs at full size; run with `--ignored --nocapture`.
