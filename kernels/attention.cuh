@@ -8,10 +8,11 @@
 // begin at positions of the table, and a tile beyond a row's bound leaves its sums as they are, bit for bit.
 //
 // Rows x the query heads that share a key head are packed into the 16 rows of mma.m16n8k16. Keys and values come in tiles of 32 positions
-// through a ring of cp.async stages; positions that no row of the block may see are zeros there, whatever the cache holds.
+// through a ring of cp.async stages; positions that no row of the block may see are zeros there, whatever the cache holds. A tile of int8
+// becomes one of bf16 once it is there, between two barriers.
 #pragma once
 
-#include "ptx.cuh"
+#include "cache.cuh"
 
 namespace attention {
 
@@ -70,8 +71,8 @@ struct Shared {
     static constexpr int SCALES = PACKED * 4;
 };
 
-template <int MOST, bool EXACT, int PLANTED = NONE>
-DEVICE void partials(const uint16_t* q, const uint16_t* keys, const uint16_t* values, const int2* table, float* partial,
+template <int MOST, bool EXACT, bool INT8, int PLANTED = NONE>
+DEVICE void partials(const uint16_t* q, const unsigned char* keys, const unsigned char* values, const int2* table, float* partial,
                      float2* stats, int rows, int heads, int kv_heads, int head_dim, int capacity, int window,
                      int most_chunks) {
     using S = Shared<MOST>;
@@ -84,8 +85,10 @@ DEVICE void partials(const uint16_t* q, const uint16_t* keys, const uint16_t* va
     DYN_SMEM(unsigned char, shared);
     unsigned char* const queries = shared;
     unsigned char* const ring = queries + PACKED * dim * 2;
-    const int stage_bytes = TILE * dim * 2;
-    float* const scores = reinterpret_cast<float*>(ring + S::STAGES * stage_bytes);
+    // Of int8 a stage has rows of dim bytes and the 16 that the scale is among; `expanded` is the tile that is worked on.
+    const int stage_bytes = INT8 ? TILE * (dim + 16) : TILE * dim * 2, position_bytes = cache::position_bytes(INT8, kv_heads, dim);
+    unsigned char* const expanded = ring + S::STAGES * stage_bytes;
+    float* const scores = reinterpret_cast<float*>(expanded + (INT8 ? TILE * dim * 2 : 0));
     uint32_t* const weights = reinterpret_cast<uint32_t*>(scores + S::SCORES / 4);
     float* const scales = reinterpret_cast<float*>(weights + S::WEIGHTS / 4);
 
@@ -124,19 +127,42 @@ DEVICE void partials(const uint16_t* q, const uint16_t* keys, const uint16_t* va
         const auto fetch = [&](int step) {
             if (step < 2 * tiles) {
                 unsigned char* const to = ring + step % S::STAGES * stage_bytes;
-                const uint16_t* const from = (step & 1 ? values : keys) + size_t(kv_head) * size_t(dim);
-                const int at = base + (first_tile + step / 2) * TILE;
-                for (int i = thread; i < TILE * pieces; i += THREADS) {
-                    const int key = i / pieces, piece = i % pieces, position = at + key;
+                const unsigned char* const from = step & 1 ? values : keys;
+                const int at = base + (first_tile + step / 2) * TILE, copied = INT8 ? steps + 1 : pieces;
+                for (int i = thread; i < TILE * copied; i += THREADS) {
+                    const int key = i / copied, piece = i % copied, position = at + key;
                     const bool valid = position >= begin && position < end;
-                    const size_t place_of = valid ? size_t(position % capacity) * size_t(kv_heads * dim) : 0;
-                    cp_async16_or_zero(to + place(key, piece), from + place_of + piece * 8, valid);
+                    const size_t place_of = valid ? size_t(position % capacity) * size_t(position_bytes) : 0;
+                    const int in_position = !INT8           ? kv_head * dim * 2 + piece * 16
+                                            : piece < steps ? kv_head * dim + piece * 16
+                                                            : kv_heads * dim + kv_head / 4 * 16;
+                    cp_async16_or_zero(to + (INT8 ? key * (dim + 16) + piece * 16 : place(key, piece)), from + place_of + in_position, valid);
                 }
             }
             cp_async_commit();
         };
 #pragma unroll
         for (int i = 0; i < S::STAGES; i++) fetch(i);
+        // What a step brought, as bf16. The tile before is used up by all threads.
+        const auto arrived = [&](int step) -> const unsigned char* {
+            const unsigned char* const raw = ring + step % S::STAGES * stage_bytes;
+            if constexpr (!INT8) {
+                return raw;
+            } else {
+                for (int i = thread; i < TILE * steps; i += THREADS) {
+                    const int key = i / steps, piece = i % steps;
+                    const unsigned char* const of_key = raw + key * (dim + 16);
+                    const uint4 v = reinterpret_cast<const uint4*>(of_key)[piece];
+                    const float scale = reinterpret_cast<const float*>(of_key + dim)[kv_head % 4];
+                    *reinterpret_cast<uint4*>(expanded + place(key, 2 * piece)) =
+                        make_uint4(cache::expand(v.x, scale), cache::expand(v.x >> 16, scale), cache::expand(v.y, scale), cache::expand(v.y >> 16, scale));
+                    *reinterpret_cast<uint4*>(expanded + place(key, 2 * piece + 1)) =
+                        make_uint4(cache::expand(v.z, scale), cache::expand(v.z >> 16, scale), cache::expand(v.w, scale), cache::expand(v.w >> 16, scale));
+                }
+                sync_threads();
+                return expanded;
+            }
+        };
 
         // The row and the two keys of a tile that this thread weighs.
         const int mine = thread / 16, pair = thread % 16, index = of_rows * PACKED + mine;
@@ -151,7 +177,7 @@ DEVICE void partials(const uint16_t* q, const uint16_t* keys, const uint16_t* va
 
             // Scores: a warp has 8 keys and half of k.
             {
-                const unsigned char* const from = ring + 2 * tile % S::STAGES * stage_bytes;
+                const unsigned char* const from = arrived(2 * tile);
                 const int keys_of = warp % 4 * 8, half = warp / 4, middle = (steps + 1) / 2;
                 const int until = half ? steps : middle;
                 float sum[4] = {}, total[4] = {};
@@ -205,7 +231,7 @@ DEVICE void partials(const uint16_t* q, const uint16_t* keys, const uint16_t* va
             if (PLANTED != NO_BARRIER) sync_threads();
 
             // Values: a warp has columns 16 (warp + 8 i) and the 15 after.
-            const unsigned char* const from = ring + (2 * tile + 1) % S::STAGES * stage_bytes;
+            const unsigned char* const from = arrived(2 * tile + 1);
             uint32_t a[2][4];
 #pragma unroll
             for (int half = 0; half < 2; half++)
@@ -279,9 +305,9 @@ DEVICE Merged merge_chunks(const int2* table, const float* partial, const float2
 }
 
 // One row and head, and 128 of its columns: at most 112 KiB of partial sums at 131072 positions.
-template <int PLANTED = NONE>
-DEVICE void combine(const uint16_t* q, const uint16_t* keys, const uint16_t* values, const uint16_t* side_keys,
-                    const uint16_t* side_values, const int2* table, const float* partial, const float2* stats, uint16_t* out,
+template <bool INT8, int PLANTED = NONE>
+DEVICE void combine(const uint16_t* q, const unsigned char* keys, const unsigned char* values, const unsigned char* side_keys,
+                    const unsigned char* side_values, const int2* table, const float* partial, const float2* stats, uint16_t* out,
                     int rows, int heads, int kv_heads, int dim, int capacity, int window) {
     DYN_SMEM(float, sums);  // a word a warp
     const int thread = int(threadIdx.x), lane = thread % 32, warp = thread / 32;
@@ -295,38 +321,39 @@ DEVICE void combine(const uint16_t* q, const uint16_t* keys, const uint16_t* val
     if (place.y != NO_SELF) {
         const int kv_head = head / (heads / kv_heads);
         const bool aside = place.y >= 0;
-        const size_t at = (size_t(aside ? place.y : place.x % capacity) * size_t(kv_heads) + size_t(kv_head)) * size_t(dim);
-        const uint16_t* const key = (aside ? side_keys : keys) + at;
-        const uint16_t* const value = (aside ? side_values : values) + at;
+        const size_t at = size_t(aside ? place.y : place.x % capacity) * size_t(cache::position_bytes(INT8, kv_heads, dim));
+        const auto component = [&](const unsigned char* of, int i) { return cache::component<INT8>(of + at, kv_heads, dim, kv_head, i); };
+        const unsigned char* const key = aside ? side_keys : keys;
+        const unsigned char* const value = aside ? side_values : values;
         // What an own key before its rounding to bf16 would be, where a row is alone.
         const float unrounded = PLANTED == SELF_UNROUNDED && rows == 1 ? 1.001f : 1.0f;
         float score = 0.0f;
         for (int i = thread; i < dim; i += COMBINE_THREADS)
-            score = fmaf(bf16_to_f32(q[mine * size_t(dim) + size_t(i)]), bf16_to_f32(key[i]) * unrounded, score);
+            score = fmaf(bf16_to_f32(q[mine * size_t(dim) + size_t(i)]), component(key, i) * unrounded, score);
 #pragma unroll
         for (int lanes = 16; lanes; lanes /= 2) score += shuffle_xor(score, lanes);
         if (lane == 0) sums[warp] = score;
         sync_threads();
         score = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-        fold(merged.m, merged.l, merged.o, score, 1.0f, inside ? bf16_to_f32(value[column]) : 0.0f);
+        fold(merged.m, merged.l, merged.o, score, 1.0f, inside ? component(value, column) : 0.0f);
     }
     if (inside) out[mine * size_t(dim) + size_t(column)] = uint16_t(bf16x2(merged.o / merged.l, 0.0f));
 }
 
 }  // namespace attention
 
-#define ATTENTION(NAME, MOST, EXACT, PLANTED)                                                                             \
-    KERNEL(NAME, attention::THREADS)(const uint16_t* q, const uint16_t* keys, const uint16_t* values, const int2* table, \
+#define ATTENTION(NAME, MOST, EXACT, INT8, PLANTED)                                                                       \
+    KERNEL(NAME, attention::THREADS)(const uint16_t* q, const unsigned char* keys, const unsigned char* values, const int2* table, \
                                      float* partial, float2* stats, int rows, int heads, int kv_heads, int dim,          \
                                      int capacity, int window, int most_chunks) {                                        \
-        attention::partials<MOST, EXACT, PLANTED>(q, keys, values, table, partial, stats, rows, heads, kv_heads, dim,    \
+        attention::partials<MOST, EXACT, INT8, PLANTED>(q, keys, values, table, partial, stats, rows, heads, kv_heads, dim,    \
                                                   capacity, window, most_chunks);                                                   \
     }
-#define COMBINE(NAME, PLANTED)                                                                                            \
-    KERNEL(NAME, attention::COMBINE_THREADS)(const uint16_t* q, const uint16_t* keys, const uint16_t* values,             \
-                                             const uint16_t* side_keys, const uint16_t* side_values, const int2* table,  \
+#define COMBINE(NAME, INT8, PLANTED)                                                                                      \
+    KERNEL(NAME, attention::COMBINE_THREADS)(const uint16_t* q, const unsigned char* keys, const unsigned char* values,   \
+                                             const unsigned char* side_keys, const unsigned char* side_values, const int2* table,  \
                                              const float* partial, const float2* stats, uint16_t* out, int rows,         \
                                              int heads, int kv_heads, int dim, int capacity, int window) {               \
-        attention::combine<PLANTED>(q, keys, values, side_keys, side_values, table, partial, stats, out, rows, heads,    \
+        attention::combine<INT8, PLANTED>(q, keys, values, side_keys, side_values, table, partial, stats, out, rows, heads,    \
                                     kv_heads, dim, capacity, window);                                                    \
     }

@@ -3,7 +3,7 @@
 // a function here; it is a kernel of its own, or a turn of one persistent kernel that runs all phases of all passes with a barrier of the
 // grid after each. Both are the same arithmetic: a row of a product belongs to one warp, whichever that is.
 //
-// Weights are bf16, or int8 with an f32 scale a channel. Sizes and places of everything are in `plan`, words that the host lays out
+// Weights are bf16, or int8 with an f32 scale a channel; keys and values as the target caches them, bf16 or int8. Sizes and places of everything are in `plan`, words that the host lays out
 // (kernels::step::draft). What a phase reads of another one goes around L1.
 #pragma once
 
@@ -37,7 +37,7 @@ struct Draft {
     const uint32_t* plan;
     const uint16_t* embedding;    // the target's, [vocabulary, backbone]
     const float2 *sliding, *full;  // rotations
-    const uint16_t* kv;
+    const unsigned char* kv;
     const uint32_t* state;        // decide::State
     const uint16_t* carried;      // the target's hidden state, [backbone]
     int2* table;                  // the one row
@@ -131,7 +131,7 @@ DEVICE void input_phase(const Draft& d, int depth) {
     products<INT8>(d, PRE, word(d, HIDDEN), 2 * backbone, shared, [&](int row, float value) { x[row] = value; });
 }
 
-template <bool INT8>
+template <bool INT8, bool KV8>
 DEVICE void layer_phase(const Draft& d, int layer, int phase) {
     DYN_SMEM(float, shared);
     float *const sums = shared, *const row = shared + 4 * WARPS;
@@ -154,16 +154,16 @@ DEVICE void layer_phase(const Draft& d, int layer, int phase) {
                 const int position = max(d.table[0].x - word(d, BACK), 0);
                 if (position >= word(d, at + POSITIONS)) trap();
                 rows::finish_head(place<float>(d, PROJECTED) + head * dim, vector(d, at + QUERY_NORM),
-                                  word(d, at + KIND) ? d.full : d.sliding, to + head * dim, position, dim,
-                                  word(d, at + PAIRS), eps);
+                                  word(d, at + KIND) ? d.full : d.sliding, reinterpret_cast<unsigned char*>(to + head * dim), nullptr,
+                                  position, dim, word(d, at + PAIRS), eps);
             }
             break;
         }
         case 2:
-            attention::partials<512, false>(place<uint16_t>(d, QUERIES), d.kv + size_t(d.plan[at + KEYS]) * 8,
-                                            d.kv + size_t(d.plan[at + VALUES]) * 8, d.table, place<float>(d, PARTIAL),
-                                            place<float2>(d, STATS), 1, heads, kv_heads, dim, capacity, window,
-                                            word(d, at + MOST_CHUNKS));
+            attention::partials<512, false, KV8>(place<uint16_t>(d, QUERIES), d.kv + size_t(d.plan[at + KEYS]) * 16,
+                                                 d.kv + size_t(d.plan[at + VALUES]) * 16, d.table, place<float>(d, PARTIAL),
+                                                 place<float2>(d, STATS), 1, heads, kv_heads, dim, capacity, window,
+                                                 word(d, at + MOST_CHUNKS));
             break;
         case 3: {  // chunks are merged: half a block has a head's next 128 columns
             const int slices = (dim + attention::COMBINE_THREADS - 1) / attention::COMBINE_THREADS;
@@ -273,11 +273,11 @@ DEVICE int phases(const Draft& d) {
     return 1 + word(d, LAYERS) * PHASES_OF_LAYER + PHASES_OF_END;
 }
 
-template <bool INT8>
+template <bool INT8, bool KV8>
 DEVICE void phase(const Draft& d, int depth, int index) {
     const int last = 1 + word(d, LAYERS) * PHASES_OF_LAYER;
     if (index == 0) input_phase<INT8>(d, depth);
-    else if (index < last) layer_phase<INT8>(d, (index - 1) / PHASES_OF_LAYER, (index - 1) % PHASES_OF_LAYER);
+    else if (index < last) layer_phase<INT8, KV8>(d, (index - 1) / PHASES_OF_LAYER, (index - 1) % PHASES_OF_LAYER);
     else end_phase<INT8>(d, depth, index - last);
 }
 
@@ -291,14 +291,14 @@ DEVICE void begin(const Draft& d) {
 }
 
 // All passes. Every block is resident, and waits for all others after each phase.
-template <bool INT8, int PLANTED = NONE>
+template <bool INT8, bool KV8, int PLANTED = NONE>
 DEVICE void all_passes(const Draft& d, int depths) {
     uint32_t* const words = place<uint32_t>(d, BARRIER);
     const int count = phases(d);
     uint32_t round = 0;
     for (int depth = 0; depth < depths; depth++)
         for (int index = 0; index < count; index++) {
-            phase<INT8>(d, depth, index);
+            phase<INT8, KV8>(d, depth, index);
             if (PLANTED == DROPPED_BARRIER && index == PHASES_OF_LAYER) {
                 sync_threads();
                 continue;
@@ -317,11 +317,16 @@ DEVICE void all_passes(const Draft& d, int depths) {
 
 #define DRAFT_PARAMETERS                                                                                                   \
     const uint4 *weights, const uint32_t *plan, const uint16_t *embedding, const float2 *sliding, const float2 *full,     \
-        const uint16_t *kv, const uint32_t *state, const uint16_t *carried, int2 *table, uint4 *scratch, uint32_t *drafts
+        const unsigned char *kv, const uint32_t *state, const uint16_t *carried, int2 *table, uint4 *scratch, uint32_t *drafts
 #define DRAFT_ARGUMENTS \
     { weights, plan, embedding, sliding, full, kv, state, carried, table, scratch, drafts }
-#define DRAFT_ALL(NAME, INT8, PLANTED)                                 \
+#define DRAFT_PHASE(NAME, INT8, KV8)                                                \
+    KERNEL(NAME, draft::THREADS)(DRAFT_PARAMETERS, int depth, int index) {          \
+        const draft::Draft d = DRAFT_ARGUMENTS;                                     \
+        draft::phase<INT8, KV8>(d, depth, index);                                   \
+    }
+#define DRAFT_ALL(NAME, INT8, KV8, PLANTED)                            \
     KERNEL_ALONE(NAME, draft::THREADS)(DRAFT_PARAMETERS, int depths) {       \
         const draft::Draft d = DRAFT_ARGUMENTS;                        \
-        draft::all_passes<INT8, PLANTED>(d, depths);                   \
+        draft::all_passes<INT8, KV8, PLANTED>(d, depths);                   \
     }

@@ -484,15 +484,15 @@ DEVICE void gemm(const uint4* weights, const uint16_t* scales, const void* x, co
                           const float* delta_squares, const uint16_t* post_norm, const uint16_t* norm, float* stream_out,            \
                           float scalar, float eps, void* y, float* squares, const float* factor, int factor_stride, int epilogue,    \
                           float* partial, uint32_t* counters, int rows, int n, int k, int segments, const float* q_weight,           \
-                          const float* k_weight, const float2* rotations, const int2* table, uint16_t* q, uint16_t* keys,            \
-                          uint16_t* values, uint16_t* side_keys, uint16_t* side_values, int heads, int kv_heads, int dim,            \
-                          int capacity, int positions, int pairs, float head_eps, const uint32_t* ids, uint64_t* best,               \
+                          const float* k_weight, const float2* rotations, const int2* table, uint16_t* q, unsigned char* keys,       \
+                          unsigned char* values, unsigned char* side_keys, unsigned char* side_values, int heads, int kv_heads,      \
+                          int dim, int capacity, int positions, int pairs, int int8, float head_eps, const uint32_t* ids, uint64_t* best,               \
                           uint32_t* state, float cap) {                                                                              \
         gemm<FORMAT, ROWS, GROUP>(weights, scales, x, nullptr,                                                                       \
                                   {stream, delta, delta_squares, post_norm, norm, stream_out, scalar, eps},                          \
                                   {y, squares, factor, factor_stride, epilogue,                                                      \
                                    {q_weight, k_weight, rotations, table, q, keys, values, side_keys, side_values, heads, kv_heads,  \
-                                    dim, capacity, positions, pairs, head_eps},                                                      \
+                                    dim, capacity, positions, pairs, int8, head_eps},                                                      \
                                    {ids, best, state, cap}},                                                                         \
                                   partial, counters, {rows, n, k, segments});                                                        \
     }

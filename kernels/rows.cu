@@ -16,11 +16,11 @@ KERNEL(gated, rows::THREADS)(const float* gate, const float* other, uint16_t* y,
     rows::gated(gate, other, y, count, width, gate_stride, other_stride);
 }
 KERNEL(finish_heads, rows::THREADS)(const float* qkv, const float* q_weight, const float* k_weight, const float2* rotations,
-                                    const int2* table, uint16_t* q, uint16_t* keys, uint16_t* values, uint16_t* side_keys,
-                                    uint16_t* side_values, int count, int heads, int kv_heads, int dim, int capacity, int positions,
-                                    int pairs, float eps) {
+                                    const int2* table, uint16_t* q, unsigned char* keys, unsigned char* values,
+                                    unsigned char* side_keys, unsigned char* side_values, int count, int heads, int kv_heads, int dim,
+                                    int capacity, int positions, int pairs, int int8, float eps) {
     rows::finish_heads(qkv, count, {q_weight, k_weight, rotations, table, q, keys, values, side_keys, side_values, heads, kv_heads, dim,
-                                    capacity, positions, pairs, eps});
+                                    capacity, positions, pairs, int8, eps});
 }
 
 KERNELS(EXPORT(embed), EXPORT(combine_per_layer), EXPORT(rms_norm), EXPORT(add_normed), EXPORT(gated), EXPORT(finish_heads))

@@ -5,7 +5,7 @@
 // Activations between kernels: the residual stream f32, what matrix products give f32, what they read bf16.
 #pragma once
 
-#include "ptx.cuh"
+#include "cache.cuh"
 
 namespace rows {
 
@@ -17,6 +17,11 @@ enum Planted { NONE, LANES_BY_ROWS, NO_BARRIER };
 
 DEVICE uint16_t to_bf16(float v) {
     return uint16_t(bf16x2(v, 0.0f));
+}
+
+// To the nearest, ties to even, of at most 127 either way: the sum's last bit is that of the integer.
+DEVICE unsigned char to_int8(float v) {
+    return static_cast<unsigned char>(bits(v + 12582912.0f) & 0xffu);
 }
 
 // e^x for any x, through 2^x.
@@ -139,9 +144,9 @@ DEVICE void gated(const float* gate, const float* other, uint16_t* y, int rows, 
 
 // One head, by one warp: norm, with a weight or without one, then the rotary embedding of its first `pairs` pairs, where there is a weight.
 // `rotations` holds cosine and sine of each rotating pair at each position; component m pairs with m + dim / 2. What the product before
-// wrote is read around L1.
-DEVICE void finish_head(const float* from, const float* weight, const float2* rotations, uint16_t* to, int position, int dim, int pairs,
-                        float eps) {
+// wrote is read around L1. Written as bf16, or where there is room for a scale, as int8.
+DEVICE void finish_head(const float* from, const float* weight, const float2* rotations, unsigned char* to, float* scale_to, int position,
+                        int dim, int pairs, float eps) {
     const int lane = int(threadIdx.x) % 32, half = dim / 2;
     float sum = 0.0f;
     for (int m = lane; m < half; m += 32) {
@@ -150,8 +155,9 @@ DEVICE void finish_head(const float* from, const float* weight, const float2* ro
         sum = fmaf(b, b, sum);
     }
     const float scale = rsqrt(warp_sum(sum) / float(dim) + eps);
-    for (int m = lane; m < half; m += 32) {
-        float a = ld_cg(from + m) * scale, b = ld_cg(from + m + half) * scale;
+    const auto finished = [&](int m, float& a, float& b) {
+        a = ld_cg(from + m) * scale;
+        b = ld_cg(from + m + half) * scale;
         if (weight) {
             a *= ld_nc(weight + m);
             b *= ld_nc(weight + m + half);
@@ -162,19 +168,40 @@ DEVICE void finish_head(const float* from, const float* weight, const float2* ro
                 a = turned;
             }
         }
-        to[m] = to_bf16(a);
-        to[m + half] = to_bf16(b);
+    };
+    float a, b, inverse = 0.0f;
+    if (scale_to) {
+        float most = 0.0f;
+        for (int m = lane; m < half; m += 32) {
+            finished(m, a, b);
+            most = max(most, max(max(a, -a), max(b, -b)));
+        }
+#pragma unroll
+        for (int lanes = 16; lanes; lanes /= 2) most = max(most, shuffle_xor(most, lanes));
+        inverse = most > 0.0f ? 127.0f / most : 0.0f;
+        if (lane == 0) *scale_to = most / 127.0f;
+    }
+    for (int m = lane; m < half; m += 32) {
+        finished(m, a, b);
+        if (scale_to) {
+            to[m] = to_int8(a * inverse);
+            to[m + half] = to_int8(b * inverse);
+        } else {
+            reinterpret_cast<uint16_t*>(to)[m] = to_bf16(a);
+            reinterpret_cast<uint16_t*>(to)[m + half] = to_bf16(b);
+        }
     }
 }
 
 // Where the heads of queries, keys and values [rows, (heads + 2 kv_heads) dim] go, and what they go through: queries and keys are normed
-// with a weight and rotated, values are normed without one; keys and values go to the cache, or to the row's side slot.
+// with a weight and rotated, values are normed without one; keys and values go to the cache, or to the row's side slot, as bf16 or `int8`.
 struct Heads {
     const float *q_weight, *k_weight;
     const float2* rotations;
     const int2* table;
-    uint16_t *q, *keys, *values, *side_keys, *side_values;
-    int heads, kv_heads, dim, capacity, positions, pairs;
+    uint16_t* q;
+    unsigned char *keys, *values, *side_keys, *side_values;
+    int heads, kv_heads, dim, capacity, positions, pairs, int8;
     float eps;
 };
 
@@ -182,16 +209,19 @@ struct Heads {
 DEVICE void place_head(const Heads& h, const float* projected, int row, int head) {
     const int2 place = h.table[row];
     if (place.x < 0 || place.x >= h.positions) trap();
-    uint16_t* to = h.q + (size_t(row) * size_t(h.heads) + size_t(head)) * size_t(h.dim);
+    unsigned char* to = reinterpret_cast<unsigned char*>(h.q + (size_t(row) * size_t(h.heads) + size_t(head)) * size_t(h.dim));
+    float* scale_to = nullptr;
     if (head >= h.heads) {
         const bool is_value = head >= h.heads + h.kv_heads, aside = place.y >= 0;
         const int kv_head = (head - h.heads) % h.kv_heads;
-        const size_t at = (size_t(aside ? place.y : place.x % h.capacity) * size_t(h.kv_heads) + size_t(kv_head)) * size_t(h.dim);
-        to = (is_value ? aside ? h.side_values : h.values : aside ? h.side_keys : h.keys) + at;
+        const size_t at = size_t(aside ? place.y : place.x % h.capacity) * size_t(cache::position_bytes(h.int8, h.kv_heads, h.dim));
+        unsigned char* const position = (is_value ? aside ? h.side_values : h.values : aside ? h.side_keys : h.keys) + at;
+        to = position + kv_head * h.dim * (h.int8 ? 1 : 2);
+        if (h.int8) scale_to = reinterpret_cast<float*>(position + h.kv_heads * h.dim) + kv_head;
     }
     const float* const weight = head < h.heads ? h.q_weight : head < h.heads + h.kv_heads ? h.k_weight : nullptr;
     const size_t from = (size_t(row) * size_t(h.heads + 2 * h.kv_heads) + size_t(head)) * size_t(h.dim);
-    finish_head(projected + from, weight, h.rotations, to, place.x, h.dim, h.pairs, h.eps);
+    finish_head(projected + from, weight, h.rotations, to, scale_to, place.x, h.dim, h.pairs, h.eps);
 }
 
 // All heads of all rows; a warp is a head of a row.

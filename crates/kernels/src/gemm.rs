@@ -319,9 +319,9 @@ const fn columns_of(channels: usize) -> usize {
 }
 
 /// Where no heads are finished.
-fn no_heads() -> ([Argument; 9], [Argument; 7]) {
-    let [a, b, c, d, e, f] = [0; 6].map(int);
-    ([NONE; 9], [a, b, c, d, e, f, Argument::F32(0.0)])
+fn no_heads() -> ([Argument; 9], [Argument; 8]) {
+    let [a, b, c, d, e, f, g] = [0; 7].map(int);
+    ([NONE; 9], [a, b, c, d, e, f, g, Argument::F32(0.0)])
 }
 
 impl Stream<'_> {

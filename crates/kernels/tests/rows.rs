@@ -14,6 +14,7 @@ use kernels::{
     },
     step::{
         Own, StepError,
+        kv::KvStorage,
         rows::{Columns, Table, Tokens, embed, gated, norm},
     },
 };
@@ -48,7 +49,7 @@ fn a_missing_barrier_is_a_race() {
 #[test]
 fn each_rows_key_and_value_is_written_once_and_nothing_else() {
     let device = device();
-    let case = HeadCase::new(&device, 48, Some(20)).unwrap();
+    let case = HeadCase::new(&device, 48, Some(20), KvStorage::Bf16).unwrap();
     case.table.set(&HeadCase::PLACES).unwrap();
     let rows = HeadCase::PLACES.len();
     run(&device, &case.launch(rows, true).unwrap()).unwrap();

@@ -11,7 +11,10 @@ use super::{
     },
     wrong,
 };
-use crate::step::Own;
+use crate::step::{
+    Own,
+    kv::{KvShape, KvStorage},
+};
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
@@ -48,6 +51,9 @@ pub(super) const CHECKS: &[Check] = &[
 
 /// Positions of a context in which all borders of short chunks and windows are met.
 const CONTEXT: usize = 256;
+/// Of [`SHAPES`], those that a cache of int8 is tested in: each kernel, and more heads than have their scales in one piece.
+const OF_INT8: [(usize, usize, usize, Option<usize>); 4] =
+    [(4, 2, 16, Some(8)), (10, 5, 48, None), (8, 2, 256, Some(64)), (8, 2, 512, None)];
 /// Grids that must not matter.
 const GRIDS: [u32; 5] = [1, 7, 72, 80, 132];
 /// Rows in no order.
@@ -56,15 +62,18 @@ const ORDER: [usize; 16] = [11, 3, 7, 0, 14, 9, 5, 1, 15, 2, 8, 13, 4, 12, 6, 10
 /// All shapes; those that take an emulator long come with fewer rows.
 fn cases(subject: &Subject) -> Result<Vec<(Case, bool)>, Failure> {
     let large = |dim: usize| subject.properties.emulated && dim >= 128;
-    let case = |&(heads, kv_heads, dim, window): &(usize, usize, usize, Option<usize>)| {
-        Ok((Case::new(&subject.device, heads, kv_heads, dim, window, CONTEXT)?, large(dim)))
+    let case = |(storage, (heads, kv_heads, dim, window))| {
+        Ok((Case::with_storage(&subject.device, heads, kv_heads, dim, window, CONTEXT, storage)?, large(dim)))
     };
-    SHAPES.iter().map(case).collect()
+    let bf16 = SHAPES.iter().map(|&shape| (KvStorage::Bf16, shape));
+    let int8 = OF_INT8.iter().map(|&shape| (KvStorage::Int8, shape));
+    bf16.chain(int8).map(case).collect()
 }
 
 fn name(case: &Case) -> String {
     let window = case.shape.window.map_or("all positions".into(), |w| format!("a window of {w}"));
-    format!("{} heads of {} over {} in {window}", case.heads, case.shape.head_dim, case.shape.kv_heads)
+    let (KvShape { kv_heads, head_dim, .. }, storage) = (case.shape, case.kv.storage());
+    format!("{} heads of {head_dim} over {kv_heads} in {window}, cached as {storage:?}", case.heads)
 }
 
 /// Compares rows with their references; errors are gathered over all rows of a case, as single ones may be next to nothing.

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::step::{
     decide::{CANDIDATES, Ended, Sequence, Tree},
-    kv::{KvCache, KvShape},
+    kv::{KvCache, KvShape, KvStorage},
     rows::NO_TOKEN,
 };
 
@@ -210,13 +210,18 @@ fn drafts(dice: &mut Dice, depth: usize, newest: u32, step: usize) -> Vec<Vec<u3
 }
 
 fn settle(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
+    settle_in(subject, KvStorage::Bf16)?;
+    settle_in(subject, KvStorage::Int8)
+}
+
+fn settle_in(subject: &Subject, storage: KvStorage) -> Result<Vec<Measurement>, Failure> {
     let case = Case::new(&subject.device, &[1, 2], 40, 9)?;
     let shapes = [
         KvShape { kv_heads: 2, head_dim: 16, window: Some(6) },
         KvShape { kv_heads: 1, head_dim: 48, window: None },
         KvShape { kv_heads: 2, head_dim: 32, window: Some(100) },
     ];
-    let kv = KvCache::new(&case.device, &shapes, 40)?;
+    let kv = KvCache::with_storage(&case.device, &shapes, 40, storage)?;
     // Every byte tells where it is.
     let all: Vec<u8> = (0..kv.buffer().bytes()).map(|i| (i * 7 % 251) as u8).collect();
     kv.buffer().write(0, &all)?;
@@ -237,7 +242,7 @@ fn settle(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
     case.sequence.set_drafts(&[vec![5, 6], vec![7, 8, 2]])?;
     case.step(|_, row| [5, 2, 4, 4, 4, 6][row])?;
     for layer in kv.layers() {
-        let bytes = layer.shape.width() * 2;
+        let bytes = layer.position_bytes();
         for part in 0..2 {
             let to = layer.offsets[part] + 32 % layer.capacity * bytes;
             let from = layer.offsets[2 + part] + 2 * bytes;

@@ -2,7 +2,7 @@
 //! any grid.
 
 use super::{Check, Failure, Measurement, Subject, cases::draft::Case, wrong};
-use crate::step::{decide::CANDIDATES, draft::Format};
+use crate::step::{decide::CANDIDATES, draft::Format, kv::KvStorage};
 
 pub(super) const CHECKS: &[Check] = &[
     Check {
@@ -24,8 +24,16 @@ const CLOSE: f64 = 0.05;
 
 fn accuracy(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
     let blocks = subject.properties.emulated.then_some(3);
-    for (length, back, clustered) in [(2, 0, true), (19, 1, false), (22, 0, true), (70, 0, true), (150, 1, true)] {
-        let case = Case::new(&subject.device, length)?;
+    let (bf16, int8) = (KvStorage::Bf16, KvStorage::Int8);
+    for (length, back, clustered, storage) in [
+        (2, 0, true, bf16),
+        (19, 1, false, bf16),
+        (22, 0, true, bf16),
+        (70, 0, true, bf16),
+        (150, 1, true, bf16),
+        (70, 0, true, int8),
+    ] {
+        let case = Case::cached_as(&subject.device, length, storage)?;
         let drafter = case.drafter(back, clustered, Format::Bf16)?;
         let depth = 3;
         let (drafts, state) = case.by_phases(&drafter, depth, blocks)?;
@@ -67,8 +75,14 @@ fn persistent(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
     let all = subject.properties.multiprocessors;
     let grids: Vec<u32> =
         if subject.properties.emulated { vec![1, 3, 8] } else { vec![1, 2, 7, all.min(72), all.min(80), all] };
-    for (length, clustered, format) in [(70, true, Format::Bf16), (70, true, Format::Int8), (9, false, Format::Bf16)] {
-        let case = Case::new(&subject.device, length)?;
+    for (length, clustered, format, storage) in [
+        (70, true, Format::Bf16, KvStorage::Bf16),
+        (70, true, Format::Int8, KvStorage::Bf16),
+        (9, false, Format::Bf16, KvStorage::Bf16),
+        (70, true, Format::Bf16, KvStorage::Int8),
+        (30, true, Format::Int8, KvStorage::Int8),
+    ] {
+        let case = Case::cached_as(&subject.device, length, storage)?;
         let drafter = case.drafter(0, clustered, format)?;
         let depth = subject.size(7, 2);
         let expected = case.by_phases(&drafter, depth, Some(grids[1]))?;

@@ -14,6 +14,7 @@ use crate::{
     device::{Buffer, Launch},
     step::{
         MOST_ROWS, Own,
+        kv::KvStorage,
         rows::{AddNormed, Columns, NO_TOKEN, PerLayer, Table, Tokens, combine_per_layer, embed, gated, norm},
     },
 };
@@ -168,13 +169,22 @@ fn products(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
 }
 
 fn heads(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
-    for (dim, window) in [(16, Some(20)), (48, None), (256, Some(20)), (512, None)] {
-        let case = HeadCase::new(&subject.device, dim, window)?;
+    let (bf16, int8) = (KvStorage::Bf16, KvStorage::Int8);
+    for (dim, window, storage) in [
+        (16, Some(20), bf16),
+        (48, None, bf16),
+        (256, Some(20), bf16),
+        (512, None, bf16),
+        (48, Some(20), int8),
+        (512, None, int8),
+    ] {
+        let case = HeadCase::new(&subject.device, dim, window, storage)?;
+        let layer = case.kv.layers()[0];
         let places = HeadCase::PLACES;
         case.table.set(&places)?;
         run(subject, &case.launch(places.len(), true)?)?;
         let (heads, kv_heads) = (HeadCase::HEADS, HeadCase::KV_HEADS);
-        let mut written = vec![false; case.kv.buffer().bytes() / 2];
+        let mut written = vec![false; case.kv.buffer().bytes()];
         for (row, &place) in places.iter().enumerate() {
             let head = |h: usize| wide(&case.projected[(row * (heads + 2 * kv_heads) + h) * dim..][..dim]);
             let with = |h: usize, weight: &[f32]| case.turned(&rms(&head(h), Some(weight), EPS), place.0);
@@ -182,22 +192,29 @@ fn heads(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
                 let found = read16(&case.queries, (row * heads + h) * dim * 2, dim)?;
                 close(&found, &with(h, &case.weights[0]), TURNED, "query")?;
             }
-            let [keys, values] = case.places(place);
-            for h in 0..kv_heads {
-                let found = read16(case.kv.buffer(), keys + h * dim * 2, dim)?;
-                close(&found, &with(heads + h, &case.weights[1]), TURNED, "key")?;
-                let found = read16(case.kv.buffer(), values + h * dim * 2, dim)?;
-                close(&found, &rms(&head(heads + kv_heads + h), None, EPS), ROUNDED, "value")?;
-                for at in [keys, values] {
-                    written[at / 2 + h * dim..][..dim].fill(true);
+            // Of int8, half a step of 1/127 of the head's largest component, and its rounding to bf16.
+            let rounded = |exact: &[f64], bf16: f64| match storage {
+                KvStorage::Bf16 => bf16,
+                KvStorage::Int8 => bf16 + exact.iter().fold(0.0f64, |most, v| most.max(v.abs())) * 0.51 / 127.0,
+            };
+            for (part, at) in case.places(place).into_iter().enumerate() {
+                let mut bytes = vec![0; layer.position_bytes()];
+                case.kv.buffer().read(at, &mut bytes)?;
+                written[at..at + bytes.len()].fill(true);
+                for (h, found) in layer.decode(&bytes).chunks_exact(dim).enumerate() {
+                    let (what, exact, error) = match part {
+                        0 => ("key", with(heads + h, &case.weights[1]), TURNED),
+                        _ => ("value", rms(&head(heads + kv_heads + h), None, EPS), ROUNDED),
+                    };
+                    close(found, &exact, rounded(&exact, error), what)?;
                 }
             }
         }
-        let all = bits16(case.kv.buffer(), 0, written.len())?;
-        if let Some(at) = all.iter().zip(&written).position(|(&bits, &written)| bits != 0 && !written) {
+        let mut all = vec![0; written.len()];
+        case.kv.buffer().read(0, &mut all)?;
+        if let Some(at) = all.iter().zip(&written).position(|(&byte, &written)| byte != 0 && !written) {
             return wrong(format!(
-                "heads of {dim}: byte {} of the cache is written, where no row's key or value belongs",
-                at * 2
+                "heads of {dim}: byte {at} of the cache is written, where no row's key or value belongs"
             ));
         }
         // Without keys of its own a layer finishes queries only: one row's, since the projections are as many fewer.
@@ -289,7 +306,7 @@ fn bits(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
         split(&x16, 48, rows.len())
     };
     same(subject, "embedding", &embedding)?;
-    let case = HeadCase::new(&subject.device, 48, Some(20))?;
+    let case = HeadCase::new(&subject.device, 48, Some(20), KvStorage::Bf16)?;
     let width = HeadCase::of_row(48);
     let finished = |rows: &[usize]| {
         case.buffer.write(0, &bytes32(&gathered(&case.projected, width, rows)))?;

@@ -2,7 +2,7 @@
 
 use super::{
     MOST_ROWS, Rows, StepError, int,
-    kv::{KvCache, KvShape},
+    kv::{KvCache, KvShape, KvStorage},
     require, require_bytes, require_rows,
 };
 use crate::device::{Buffer, Device, DeviceError, Launch};
@@ -43,6 +43,15 @@ impl AttentionScratch {
     pub fn stats(&self) -> &Buffer {
         &self.stats
     }
+}
+
+/// Shared memory of a block, as in the source: queries, the ring, of int8 the tile that it becomes, scores, weights, scales.
+pub(super) fn shared_bytes(storage: KvStorage, stages: usize, dim: usize) -> usize {
+    let tiles = match storage {
+        KvStorage::Bf16 => stages * 32 * dim * 2,
+        KvStorage::Int8 => stages * 32 * (dim + 16) + 32 * dim * 2,
+    };
+    16 * dim * 2 + tiles + 2 * 16 * 36 * 4 + 16 * 20 * 4 + 16 * 4
 }
 
 /// What one attention reads and writes.
@@ -95,13 +104,13 @@ impl Attention<'_> {
                 (self.table.buffer(), self.rows * 8),
             ],
         )?;
-        let (kernel, stages) = match dim {
-            256 => ("attention_256", 4),
-            512 => ("attention_512", 2),
-            _ => ("attention_any", 2),
+        let (kernels, stages) = match dim {
+            256 => (["attention_256", "attention_256_int8"], 4),
+            512 => (["attention_512", "attention_512_int8"], 2),
+            _ => (["attention_any", "attention_any_int8"], 2),
         };
-        // As in the source: queries, the ring, scores, weights, scales.
-        let shared_bytes = (16 + stages * 32) * dim * 2 + 2 * 16 * 36 * 4 + 16 * 20 * 4 + 16 * 4;
+        let int8 = usize::from(self.kv.storage() == KvStorage::Int8);
+        let shared_bytes = shared_bytes(self.kv.storage(), stages, dim);
         let [keys, values, side_keys, side_values] = self.kv.arguments(layer);
         let sizes = || {
             let window = self.window.map_or(0, |w| w.min(1 << 30));
@@ -112,7 +121,7 @@ impl Attention<'_> {
         arguments.extend(sizes());
         arguments.push(int(most_chunks));
         let partials = Launch {
-            kernel,
+            kernel: kernels[int8],
             grid: [multiprocessors.max(1), 1, 1],
             block: THREADS,
             shared_bytes: shared_bytes as u32,
@@ -123,7 +132,7 @@ impl Attention<'_> {
         arguments.extend([scratch.partial.at(0), scratch.stats.at(0), self.out.at(0)]);
         arguments.extend(sizes());
         let combine = Launch {
-            kernel: "attention_combine",
+            kernel: ["attention_combine", "attention_combine_int8"][int8],
             grid: [(self.rows * self.heads) as u32, dim.div_ceil(COMBINE_THREADS) as u32, 1],
             block: COMBINE_THREADS as u32,
             shared_bytes: 16,

@@ -327,7 +327,7 @@ impl Sequence {
     pub fn layer_table(&self, kv: &KvCache) -> Result<Buffer, StepError> {
         let layer = |l: &super::kv::KvLayer| {
             let [keys, values, side_keys, side_values] = l.offsets.map(|offset| (offset / 128) as u32);
-            [keys, values, side_keys, side_values, (l.shape.width() / 8) as u32, l.capacity as u32, 0, 0]
+            [keys, values, side_keys, side_values, (l.position_bytes() / 16) as u32, l.capacity as u32, 0, 0]
         };
         let mut table = words(kv.layers().iter().flat_map(layer));
         table.resize(table.len().max(32), 0);

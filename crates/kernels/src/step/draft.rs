@@ -5,9 +5,10 @@
 
 use super::{
     StepError,
+    attention::shared_bytes,
     decide::{MOST_DEPTH, Sequence},
     int,
-    kv::{KvCache, KvShape},
+    kv::{KvCache, KvShape, KvStorage},
     require, require_bytes,
     rows::{Rotations, Table},
 };
@@ -95,6 +96,7 @@ pub struct DraftModel<'a> {
 pub struct Drafter {
     device: Device,
     format: Format,
+    storage: KvStorage,
     layers: usize,
     backbone: usize,
     shared_bytes: usize,
@@ -229,8 +231,7 @@ impl Drafter {
             wide = wide.max(q_width);
             partial = partial.max(chunks * q_width);
             stats = stats.max(chunks * heads);
-            // As in attention.cuh: queries, two stages, scores, weights, scales.
-            shared = shared.max((16 + 2 * 32) * dim * 2 + 2 * 16 * 36 * 4 + 16 * 20 * 4 + 64);
+            shared = shared.max(shared_bytes(kv.storage(), 2, dim));
         }
         let (mut clusters, mut chosen, mut order) = (0, 0, 0);
         let mut centroids = [0; 2];
@@ -282,6 +283,7 @@ impl Drafter {
         Ok(Drafter {
             device: device.clone(),
             format,
+            storage: kv.storage(),
             layers: model.layers.len(),
             backbone,
             shared_bytes: shared,
@@ -342,7 +344,12 @@ impl Drafter {
     /// go where [`Sequence::place`] reads them.
     pub fn launches(&self, sequence: &Sequence, carried: &Buffer, depth: usize) -> Result<Vec<Launch>, StepError> {
         self.check(carried, depth)?;
-        let kernel = if self.format == Format::Int8 { "draft_phase_int8" } else { "draft_phase_bf16" };
+        let kernel = match (self.format, self.storage) {
+            (Format::Bf16, KvStorage::Bf16) => "draft_phase_bf16",
+            (Format::Bf16, KvStorage::Int8) => "draft_phase_bf16_kv8",
+            (Format::Int8, KvStorage::Bf16) => "draft_phase_int8",
+            (Format::Int8, KvStorage::Int8) => "draft_phase_int8_kv8",
+        };
         let phases = 1 + self.layers * PHASES_OF_LAYER + PHASES_OF_END;
         let blocks = self.device.properties().multiprocessors;
         let mut launches = vec![self.begin(sequence, carried)];
@@ -357,7 +364,12 @@ impl Drafter {
     /// The same in one cooperative kernel, after a first one that sets its barrier up.
     pub fn persistent(&self, sequence: &Sequence, carried: &Buffer, depth: usize) -> Result<[Launch; 2], StepError> {
         self.check(carried, depth)?;
-        let kernel = if self.format == Format::Int8 { "draft_all_int8" } else { "draft_all_bf16" };
+        let kernel = match (self.format, self.storage) {
+            (Format::Bf16, KvStorage::Bf16) => "draft_all_bf16",
+            (Format::Bf16, KvStorage::Int8) => "draft_all_bf16_kv8",
+            (Format::Int8, KvStorage::Bf16) => "draft_all_int8",
+            (Format::Int8, KvStorage::Int8) => "draft_all_int8_kv8",
+        };
         let blocks = self.device.properties().multiprocessors;
         let mut all = Launch { cooperative: true, ..self.launch(kernel, blocks, sequence, carried) };
         all.arguments.push(Argument::I32(depth as i32));

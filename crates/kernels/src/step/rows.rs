@@ -4,7 +4,7 @@
 
 use super::{
     MOST_ROWS, Rows, StepError, int,
-    kv::{KvCache, KvShape},
+    kv::{KvCache, KvShape, KvStorage},
     require, require_bytes, require_rows,
 };
 use crate::device::{Argument, Buffer, Device, DeviceError, Launch};
@@ -264,7 +264,7 @@ pub struct Heads<'a> {
 
 impl Heads<'_> {
     /// What a kernel is given beside the products and the number of rows: pointers and sizes.
-    pub(crate) fn arguments(&self) -> Result<([Argument; 9], [Argument; 7]), StepError> {
+    pub(crate) fn arguments(&self) -> Result<([Argument; 9], [Argument; 8]), StepError> {
         let layer = self.kv.layer(self.layer)?;
         let KvShape { kv_heads, head_dim: dim, .. } = layer.shape;
         let (rows, heads) = (self.rows, self.heads);
@@ -289,7 +289,8 @@ impl Heads<'_> {
         let pointers = [query_weight, key_weight, rotations, table, queries, keys, values, side_keys, side_values];
         let [heads, own, dim, capacity, positions, pairs] =
             [heads, own, dim, layer.capacity, self.rotations.positions, pairs].map(int);
-        Ok((pointers, [heads, own, dim, capacity, positions, pairs, float(self.eps)]))
+        let int8 = int(usize::from(self.kv.storage() == KvStorage::Int8));
+        Ok((pointers, [heads, own, dim, capacity, positions, pairs, int8, float(self.eps)]))
     }
 
     /// Heads of a row, those of keys and values included.

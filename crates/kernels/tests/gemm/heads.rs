@@ -7,7 +7,7 @@ use kernels::{
     layout::{Format, Tiles},
     step::{
         Own, Rows, StepError,
-        kv::{KvCache, KvShape},
+        kv::{KvCache, KvShape, KvStorage},
         rows::{Heads, Rotations},
     },
 };
@@ -28,6 +28,7 @@ pub struct Attending {
     weights: [Buffer; 2],
     rotations: Rotations,
     shape: KvShape,
+    storage: KvStorage,
     heads: usize,
     own: bool,
 }
@@ -69,13 +70,18 @@ impl Attending {
         let frequencies: Vec<f32> = (0..dim / 2).map(frequency).collect();
         let rotations = Rotations::new(&device, &frequencies, CONTEXT + 16).unwrap();
         let shape = KvShape { kv_heads, head_dim: dim, window: None };
-        Attending { device, linear, scratch, stream, norm, weights, rotations, shape, heads, own }
+        let storage = KvStorage::Bf16;
+        Attending { device, linear, scratch, stream, norm, weights, rotations, shape, storage, heads, own }
+    }
+
+    fn cached_as(self, storage: KvStorage) -> Attending {
+        Attending { storage, ..self }
     }
 
     /// One launch or two, of which the first runs as `with` has changed it.
     pub fn run(&self, rows: usize, fused: bool, with: impl Fn(Launch) -> Launch) -> Result<Found, GemmError> {
         let (device, n, dim) = (&self.device, self.linear.channels(), self.shape.head_dim);
-        let kv = KvCache::new(device, &[self.shape], CONTEXT)?;
+        let kv = KvCache::with_storage(device, &[self.shape], CONTEXT, self.storage)?;
         kv.buffer().fill(0)?;
         // Eleven rows of the chain, then branches, each in a side slot of its own.
         let own = |row: usize| (CONTEXT - 1 + row % 11, if row < 11 { Own::Cached } else { Own::Side(row * 5 % 16) });
@@ -105,7 +111,11 @@ impl Attending {
             unsafe { device.launch(&heads.launch()?) }?;
         } else {
             let written = kv.buffer().traffic().unwrap().written as usize;
-            let expected = if self.own { rows * 2 * self.shape.width() * 2 } else { 0 };
+            let position = match self.storage {
+                KvStorage::Bf16 => self.shape.width() * 2,
+                KvStorage::Int8 => self.shape.width() + self.shape.kv_heads * 4,
+            };
+            let expected = if self.own { rows * 2 * position } else { 0 };
             assert_eq!(written, expected, "each row's key and value is written once, and nothing else");
         }
         Ok(Found { projected: words(&projected), queries: words(&queries), kv: words(kv.buffer()) })
@@ -135,6 +145,7 @@ fn layers() -> Vec<Attending> {
         Attending::new(Format::Int4, Some(32), 512, 256, (2, 1, true)),
         Attending::new(Format::Int8, Some(128), 256, 512, (1, 1, true)),
         Attending::new(Format::Int4, Some(64), 784, 144, (3, 1, false)),
+        Attending::new(Format::Int4, Some(128), 272, 80, (2, 2, true)).cached_as(KvStorage::Int8),
     ]
 }
 

@@ -10,7 +10,7 @@ use crate::{
     step::{
         Own, Rows,
         attention::{Attention, AttentionScratch},
-        kv::{KvCache, KvShape},
+        kv::{KvCache, KvShape, KvStorage},
     },
 };
 
@@ -50,6 +50,8 @@ pub struct Case {
     pub keys: Vec<bf16>,
     /// As the keys.
     pub values: Vec<bf16>,
+    /// Keys and values as the cache has them, position after position, where that is not bf16: what they stand for is above.
+    stored: Option<[Vec<u8>; 2]>,
     /// `[positions, heads, head_dim]`.
     pub queries: Vec<bf16>,
 }
@@ -79,20 +81,48 @@ impl Case {
         window: Option<usize>,
         context: usize,
     ) -> Result<Case, Failure> {
+        Case::with_storage(device, heads, kv_heads, head_dim, window, context, KvStorage::Bf16)
+    }
+
+    /// The same with a cache of another kind, and the keys and values that are in it then.
+    pub fn with_storage(
+        device: &Device,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        window: Option<usize>,
+        context: usize,
+        storage: KvStorage,
+    ) -> Result<Case, Failure> {
         let seed = (heads * 1000 + head_dim + context) as u32;
         let shape = KvShape { kv_heads, head_dim, window };
         let positions = context + 16;
         // Scores of a standard deviation of about 2: weights neither equal nor all in one key.
         let spread = (12.0 / (head_dim as f32).sqrt()).sqrt();
+        let kv = KvCache::with_storage(device, &[shape], context, storage)?;
+        let mut both = [(seed, spread), (!seed, 1.0)].map(|(seed, s)| numbers16(seed, positions * shape.width(), s));
+        let stored = (storage != KvStorage::Bf16).then(|| {
+            let layer = kv.layers()[0];
+            both.each_mut().map(|values| {
+                let position = |values: &mut [bf16]| {
+                    let bytes = layer.encode(&values.iter().map(|v| v.to_f32()).collect::<Vec<_>>());
+                    values.iter_mut().zip(layer.decode(&bytes)).for_each(|(v, is)| *v = bf16::from_f32(is));
+                    bytes
+                };
+                values.chunks_exact_mut(shape.width()).flat_map(position).collect()
+            })
+        });
+        let [keys, values] = both;
         Ok(Case {
             device: device.clone(),
             heads,
             shape,
-            kv: KvCache::new(device, &[shape], context)?,
+            kv,
             scratch: AttentionScratch::new(device, heads, &[shape], context)?,
             table: Rows::new(device)?,
-            keys: numbers16(seed, positions * shape.width(), spread),
-            values: numbers16(!seed, positions * shape.width(), 1.0),
+            keys,
+            values,
+            stored,
             queries: numbers16(seed ^ 0x5555, positions * heads * head_dim, spread),
         })
     }
@@ -120,9 +150,13 @@ impl Case {
             Own::Side(slot) => (slot, 2),
             _ => (position % layer.capacity, 0),
         };
-        for (part, from) in [(part, &self.keys), (part + 1, &self.values)] {
-            let at = layer.offsets[part] + place * width * 2;
-            self.kv.buffer().write(at, &bytes16(&from[position * width..(position + 1) * width]))?;
+        for (side, from) in [&self.keys, &self.values].into_iter().enumerate() {
+            let bytes = layer.position_bytes();
+            let found = match &self.stored {
+                Some(stored) => stored[side][position * bytes..][..bytes].to_vec(),
+                None => bytes16(&from[position * width..(position + 1) * width]),
+            };
+            self.kv.buffer().write(layer.offsets[part + side] + place * bytes, &found)?;
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::{
     step::{
         decide::{CANDIDATES, Sequence},
         draft::{DraftClusters, DraftLayer, DraftModel, Drafter, Format},
-        kv::{KvCache, KvShape},
+        kv::{KvCache, KvShape, KvStorage},
         rows::{Rotations, Table},
     },
 };
@@ -171,23 +171,29 @@ impl Seeds {
 impl Case {
     /// [`Sizes::SMALL`] behind `length` tokens, of which all but the newest are cached.
     pub fn new(device: &Device, length: usize) -> Result<Case, Failure> {
+        Case::cached_as(device, length, KvStorage::Bf16)
+    }
+
+    /// The same with a cache of another kind.
+    pub fn cached_as(device: &Device, length: usize, storage: KvStorage) -> Result<Case, Failure> {
         let Sizes { vocabulary, backbone, .. } = Sizes::SMALL;
         let embedded = numbers16(4, vocabulary * backbone, 0.3);
         let buffer = device.constant("embedding", &bytes16(&embedded))?;
-        Case::with(device, Sizes::SMALL, length, buffer, embedded)
+        Case::with(device, Sizes::SMALL, length, storage, buffer, embedded)
     }
 
     /// [`Sizes::E4B`] with embeddings that are all alike: what they hold takes no time, and no memory of the host.
     pub fn large(device: &Device, length: usize) -> Result<Case, Failure> {
         let buffer = device.allocate("embedding", Sizes::E4B.vocabulary * Sizes::E4B.backbone * 2)?;
         buffer.fill(0x3c)?;
-        Case::with(device, Sizes::E4B, length, buffer, Vec::new())
+        Case::with(device, Sizes::E4B, length, KvStorage::Bf16, buffer, Vec::new())
     }
 
     fn with(
         device: &Device,
         sizes: Sizes,
         length: usize,
+        storage: KvStorage,
         embedding: Buffer,
         embedded: Vec<bf16>,
     ) -> Result<Case, Failure> {
@@ -212,17 +218,20 @@ impl Case {
             Rotations::new(device, &frequencies[1], context + 16)?,
         ];
         let shapes = [0, 1].map(|i| KvShape { kv_heads, head_dim: dims[i], window: [Some(window), None][i] });
-        let kv = KvCache::new(device, &shapes, context)?;
+        let kv = KvCache::with_storage(device, &shapes, context, storage)?;
         kv.buffer().fill(0xff)?;
         let mut cached = Vec::new();
         for layer in kv.layers() {
             let width = layer.shape.width();
-            let both = [seeds.next(), seeds.next()].map(|seed| numbers16(seed, (length - 1) * width, 0.6));
-            for (part, values) in both.iter().enumerate() {
+            let mut both = [seeds.next(), seeds.next()].map(|seed| numbers16(seed, (length - 1) * width, 0.6));
+            for (part, values) in both.iter_mut().enumerate() {
                 // What a ring has lost is lost.
                 for position in (length - 1).saturating_sub(layer.capacity)..length - 1 {
-                    let at = layer.offsets[part] + position % layer.capacity * width * 2;
-                    kv.buffer().write(at, &bytes16(&values[position * width..(position + 1) * width]))?;
+                    let components = &mut values[position * width..(position + 1) * width];
+                    let bytes = layer.encode(&components.iter().map(|v| v.to_f32()).collect::<Vec<_>>());
+                    kv.buffer()
+                        .write(layer.offsets[part] + position % layer.capacity * layer.position_bytes(), &bytes)?;
+                    components.iter_mut().zip(layer.decode(&bytes)).for_each(|(v, is)| *v = bf16::from_f32(is));
                 }
             }
             cached.push(both);

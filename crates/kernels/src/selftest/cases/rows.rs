@@ -5,7 +5,7 @@ use crate::{
     device::{Buffer, Device, Launch},
     step::{
         MOST_ROWS, Own, Rows,
-        kv::{KvCache, KvShape},
+        kv::{KvCache, KvShape, KvStorage},
         rows::{Heads, Rotations},
     },
 };
@@ -65,11 +65,16 @@ impl HeadCase {
         [(61, Own::Cached), (62, Own::Cached), (63, Own::Cached), (62, Own::Side(1)), (63, Own::Side(14))];
 
     /// Heads of `dim`, turned wholly in a sliding layer, in part in a full one.
-    pub fn new(device: &Device, dim: usize, window: Option<usize>) -> Result<HeadCase, Failure> {
+    pub fn new(device: &Device, dim: usize, window: Option<usize>, storage: KvStorage) -> Result<HeadCase, Failure> {
         let (theta, turning) = if window.is_some() { (1e4_f64, dim / 2) } else { (1e6, dim / 8) };
         let frequency = |m: usize| if m < turning { theta.powf(-2.0 * m as f64 / dim as f64) as f32 } else { 0.0 };
         let frequencies: Vec<f32> = (0..dim / 2).map(frequency).collect();
-        let kv = KvCache::new(device, &[KvShape { kv_heads: Self::KV_HEADS, head_dim: dim, window }], Self::CONTEXT)?;
+        let kv = KvCache::with_storage(
+            device,
+            &[KvShape { kv_heads: Self::KV_HEADS, head_dim: dim, window }],
+            Self::CONTEXT,
+            storage,
+        )?;
         kv.buffer().fill(0)?;
         let projected = numbers(9, MOST_ROWS * Self::of_row(dim), 2.0);
         let weights = [numbers(10, dim, 2.0), numbers(11, dim, 2.0)];
@@ -116,7 +121,7 @@ impl HeadCase {
             Own::Side(slot) => (slot, 2),
             _ => (position % layer.capacity, 0),
         };
-        [part, part + 1].map(|part| layer.offsets[part] + place * layer.shape.width() * 2)
+        [part, part + 1].map(|part| layer.offsets[part] + place * layer.position_bytes())
     }
 
     /// A head turned to a position, in f64.
