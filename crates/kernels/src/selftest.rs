@@ -294,6 +294,7 @@ mod tests {
     mod emulated {
         use super::*;
         use crate::device::Backend;
+        use std::sync::atomic::{AtomicUsize, Ordering};
 
         fn subject() -> Subject {
             Subject::new(Device::open(Backend::Emulated).unwrap())
@@ -301,15 +302,20 @@ mod tests {
 
         #[test]
         fn every_check_passes_on_the_emulator_and_takes_no_time_there() {
-            let subject = subject();
             let checks = checks();
-            for check in &checks {
-                let finding = subject.run(check);
-                println!("{:6.2} s  {}", finding.seconds, check.name);
-                assert_eq!(finding.outcome, Outcome::Passed, "{}", check.name);
-                assert_eq!(finding.measurements, [], "{}", check.name);
-                assert_eq!(finding.skipped.is_some(), check.timed, "{}", check.name);
-            }
+            let next = AtomicUsize::new(0);
+            let work = || {
+                let subject = subject();
+                while let Some(check) = checks.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let finding = subject.run(check);
+                    println!("{:6.2} s  {}", finding.seconds, check.name);
+                    assert_eq!(finding.outcome, Outcome::Passed, "{}", check.name);
+                    assert_eq!(finding.measurements, [], "{}", check.name);
+                    assert_eq!(finding.skipped.is_some(), check.timed, "{}", check.name);
+                }
+            };
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            std::thread::scope(|scope| (0..cores).for_each(|_| drop(scope.spawn(work))));
             let mut names: Vec<&str> = checks.iter().map(|c| c.name).collect();
             assert_eq!(names[..3], ["mma f16", "mma bf16", "mma s8"], "products come first: the rest rests on them");
             names.sort();
