@@ -164,7 +164,10 @@ fn files_of_others_are_read() {
         (["import", "board", &files.write("e.json", "")], "an empty file"),
         (["import", "steptime", &files.write("e.log", "hi\n")], "no step-time entry"),
         (["import", "draws", &files.write("d.csv", "group,tps\nx,1\n")], "no column `trajectory_cluster`"),
-        (["import", "draws", &files.write("o.csv", "group,tps,trajectory_cluster\nx,1,a\n")], "found 1"),
+        (
+            ["import", "draws", &files.write("o.csv", "group,tps,trajectory_cluster\nx,1,a\n")],
+            "at least 2 samples, and there are 1",
+        ),
         (["import", "draws", &files.write("z.csv", "group,tps,trajectory_cluster\nx,0,a\n")], "found 0"),
         (["import", "vllm", &files.write("v.json", r#"{"output_throughput": Infinity}"#)], "found \"Infinity\""),
         (["import", "run", &files.path("absent")], "absent"),
