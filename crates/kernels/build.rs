@@ -42,7 +42,7 @@ mod cuda {
             if cfg!(feature = "cuda") {
                 return Err(format!("the feature `cuda` puts the kernels' machine code into the program: {HOW}"));
             }
-            return write(&out, b"const IMAGES: &[Image] = &[];\n");
+            return write(&out, b"static IMAGES: &[Image] = &[];\n");
         };
         // Relative to the workspace, where cargo is called, not to this package.
         let folder = root.join(&given);
@@ -55,7 +55,7 @@ mod cuda {
         if made_of != fingerprint(&sources)? {
             return Err(format!("CHIKU_CUBINS={}: its machine code is of other sources; {HOW}", given.display()));
         }
-        let mut text = String::from("const IMAGES: &[Image] = &[\n");
+        let mut text = String::from("static IMAGES: &[Image] = &[\n");
         for family in listed(&sources, &["cu"])? {
             let family = family.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             for (ending, target) in TARGETS {
