@@ -171,13 +171,14 @@ DEVICE void finish_head(const float* from, const float* weight, const float2* ro
     };
     float a, b, inverse = 0.0f;
     if (scale_to) {
+        // An int8 can't be NaN: the scale says it for the whole head.
         float most = 0.0f;
         for (int m = lane; m < half; m += 32) {
             finished(m, a, b);
-            most = max(most, max(max(a, -a), max(b, -b)));
+            most = max_nan(most, max_nan(max_nan(a, -a), max_nan(b, -b)));
         }
 #pragma unroll
-        for (int lanes = 16; lanes; lanes /= 2) most = max(most, shuffle_xor(most, lanes));
+        for (int lanes = 16; lanes; lanes /= 2) most = max_nan(most, shuffle_xor(most, lanes));
         inverse = most > 0.0f ? 127.0f / most : 0.0f;
         if (lane == 0) *scale_to = most / 127.0f;
     }

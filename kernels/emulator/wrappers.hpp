@@ -264,6 +264,9 @@ DEVICE float f16_to_f32(uint16_t v) {
 DEVICE float ex2(float x) {
     return exp2f(x);
 }
+DEVICE float max_nan(float a, float b) {
+    return a != a || a > b ? a : b;
+}
 DEVICE float rsqrt(float x) {
     return 1.0f / sqrtf(x);
 }

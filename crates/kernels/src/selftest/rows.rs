@@ -223,8 +223,32 @@ fn heads(subject: &Subject) -> Result<Vec<Measurement>, Failure> {
         if words(case.kv.buffer())?.iter().any(|&word| word != 0) {
             return wrong(format!("heads of {dim}: a layer without keys of its own writes some"));
         }
+        not_numbers(subject, case)?;
     }
     Ok(Vec::new())
+}
+
+/// What went wrong in a key or a value must be seen by who reads it; an int8 can't be NaN, but its head's scale can.
+fn not_numbers(subject: &Subject, mut case: HeadCase) -> Result<(), Failure> {
+    let layer = case.kv.layers()[0];
+    let (dim, storage) = (layer.shape.head_dim, layer.storage);
+    let (key, value) = (HeadCase::HEADS, HeadCase::HEADS + HeadCase::KV_HEADS + 1);
+    case.projected[key * dim + dim - 1] = f32::NAN;
+    case.projected[value * dim] = f32::INFINITY;
+    case.buffer = floats(&subject.device, &case.projected)?;
+    run(subject, &case.launch(1, true)?)?;
+    for (at, spoilt) in case.places(HeadCase::PLACES[0]).into_iter().zip([0, 1]) {
+        let mut bytes = vec![0; layer.position_bytes()];
+        case.kv.buffer().read(at, &mut bytes)?;
+        for (h, head) in layer.decode(&bytes).chunks_exact(dim).enumerate() {
+            if head.iter().any(|v| v.is_nan()) != (h == spoilt) {
+                return wrong(format!(
+                    "heads of {dim}, {storage:?}: a component that is no number is lost, or spoils another head"
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A launch of `rows` rows by their numbers, and what it makes of each, as bits.

@@ -24,6 +24,7 @@ pub enum KvStorage {
     #[default]
     Bf16,
     /// int8, and an f32 scale for each position and head: the largest component over 127. What is read is their product, rounded to bf16.
+    /// A head with a component that is NaN or infinite is NaN as a whole.
     Int8,
 }
 
@@ -89,7 +90,9 @@ impl KvLayer {
             return components.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
         }
         let heads = components.chunks_exact(self.shape.head_dim);
-        let largest: Vec<f32> = heads.clone().map(|h| h.iter().fold(0.0, |most: f32, v| most.max(v.abs()))).collect();
+        // NaN where a component is: an int8 can't say so.
+        let larger = |most: f32, v: &f32| if most.is_nan() || v.abs() < most { most } else { v.abs() };
+        let largest: Vec<f32> = heads.clone().map(|head| head.iter().fold(0.0, larger)).collect();
         let rounded = |(head, &most): (&[f32], &f32)| -> Vec<u8> {
             let inverse = if most > 0.0 { 127.0 / most } else { 0.0 };
             head.iter().map(|v| (v * inverse).round_ties_even() as i8 as u8).collect()
