@@ -35,26 +35,34 @@
       # `kernels` where the tree has CUDA sources, `cuda` where the program has the feature that embeds them.
       cuda = import ./nix/cuda.nix { inherit nixpkgs system rust; src = self; };
 
-      # One app for each command of the program. `gpu` marks those that compute: with a CUDA build they run that one, which looks
-      # for the driver first and ends with exit code 3, and what to do, where there is none.
+      # One app for each command of the program. `gpu`: it computes on a GPU, so it is the program with machine code inside, looks for
+      # the driver first, and ends with exit code 3, and what to do, where there is none. The others take the driver where there is
+      # one: `doctor` tells of it, records hold the GPU's state.
       commands = {
         bake = { };
-        bench.gpu = true;
+        bench = { };
         demo = { };
         doctor = { };
-        generate.gpu = true;
+        generate = { };
         gpu-check.gpu = true;
-        logits.gpu = true;
-        ppl.gpu = true;
-        sensitivity.gpu = true;
-        verify.gpu = true;
+        logits = { };
+        ppl = { };
+        sensitivity = { };
+        verify = { };
       };
       app = name: { gpu ? false }: {
         type = "app";
         program = toString (
-          pkgs.writeShellScript "chiku-${name}" ''
-            exec ${if gpu && cuda.packages ? cuda then cuda.packages.cuda else rust.chiku}/bin/chiku ${name} "$@"
-          ''
+          pkgs.writeShellScript "chiku-${name}" (
+            if gpu && cuda.packages ? cuda then
+              "exec ${cuda.packages.cuda}/bin/chiku ${name} \"$@\""
+            else
+              ''
+                . ${./nix/driver.sh}
+                chiku_find_driver || true
+                exec ${rust.chiku}/bin/chiku ${name} "$@"
+              ''
+          )
         );
       };
     in
@@ -79,7 +87,7 @@
             pkgs.shellcheck
           ];
         };
-        cuda = cuda.shell toolchain;
+        cuda = cuda.shell self.devShells.${system}.default;
       };
 
       formatter.${system} = pkgs.nixfmt-tree;

@@ -50,7 +50,7 @@ gpu-bundle:
 
 # Train the embedded model and its drafter again, from the corpus packages of models/nano/train/README.md. Three quarters of an hour.
 nano corpus work out:
-    cd models/nano && for step in "prepare --corpus {{ corpus }}" train "export --out {{ out }}" "draft --out {{ out }}"; do python3 -m train $step --work {{ work }} || exit 1; done
+    cd models/nano && for step in "prepare --corpus {{ absolute_path(corpus) }}" train "export --out {{ absolute_path(out) }}" "draft --out {{ absolute_path(out) }}"; do python3 -m train $step --work {{ absolute_path(work) }} || exit 1; done
 
 # The program as it is given away: one file that needs nothing installed, under target/.
 release:
@@ -60,9 +60,11 @@ release:
 ci:
     bash .ci/run
 
-# Ten million damaged headers and configurations: with libFuzzer (a nightly compiler and cargo-fuzz), or as a test on any compiler.
+# Ten million damaged headers and configurations, with libFuzzer: needs a nightly compiler and cargo-fuzz.
 fuzz:
     cargo +nightly fuzz run header -- -runs=10000000
     cargo +nightly fuzz run config -- -runs=10000000
+
+# The same as a test, on any compiler.
 fuzz-stable:
     CHIKU_FUZZ_EXECUTIONS=10000000 cargo test --release -p runtime --test fuzz_corpus

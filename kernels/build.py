@@ -78,7 +78,8 @@ def toolchain(cache):
     for name, path in found.items():
         if path is None:
             raise Failure(f"{cache}: {name} is not there; remove the folder and run this again")
-        if not name.startswith("lib"):
+        # Wheels do not keep the bit; a folder that is not ours has it.
+        if not name.startswith("lib") and not os.access(path, os.X_OK):
             path.chmod(0o755)
     return found
 

@@ -6,7 +6,8 @@
   src,
 }:
 let
-  # The one place that names the CUDA version. Machine code of any 12.x runs on drivers from r525 on.
+  # The one place that names the CUDA version. Machine code of any 12.x runs on drivers from r525 on; 12.9's PTX, for GPUs newer than those
+  # it was made for, asks for r575.
   cudaVersion = "12_9";
 
   # Of all that is unfree, what is under CUDA's licence, and nothing else.
@@ -26,19 +27,20 @@ let
   hasKernels = sources != [ ] && builtins.pathExists (src + "/kernels/build.py");
   manifest = builtins.fromTOML (builtins.readFile (src + "/crates/chiku/Cargo.toml"));
 
-  # `NAME.sm_86.cubin` and so on for every source, and PTX for devices that none of them fits. The script takes its compiler from a
-  # folder that it would else fill from a registry; it must own the files there.
+  # What the script finds in its --cache, in the place of what it would fetch from a registry.
+  compiler = pkgs.runCommand "chiku-cuda-compiler-${cudaVersion}" { } ''
+    mkdir $out
+    cp --dereference ${pkgs.lib.getLib cudaPackages.cuda_nvrtc}/lib/libnvrtc*.so* $out/
+    cp --dereference ${cudaPackages.cuda_cuobjdump}/bin/cuobjdump ${cudaPackages.cuda_nvdisasm}/bin/nvdisasm $out/
+  '';
+
+  # `NAME.sm_86.cubin` and so on for every source, and PTX for devices that none of them fits.
   kernels = pkgs.stdenv.mkDerivation {
     pname = "chiku-kernels";
     version = cudaVersion;
     src = src + "/kernels";
     nativeBuildInputs = [ pkgs.python3 ];
-    buildPhase = ''
-      mkdir compiler
-      cp --dereference ${pkgs.lib.getLib cudaPackages.cuda_nvrtc}/lib/libnvrtc*.so* compiler/
-      cp --dereference ${cudaPackages.cuda_cuobjdump}/bin/cuobjdump ${cudaPackages.cuda_nvdisasm}/bin/nvdisasm compiler/
-      python3 build.py --cache compiler --out images
-    '';
+    buildPhase = "python3 build.py --cache ${compiler} --out images";
     installPhase = ''
       mkdir -p $out
       cp images/* $out/
@@ -49,8 +51,6 @@ let
     pname = "chiku-cuda";
     cargoExtraArgs = "--locked --package chiku --features cuda";
     CHIKU_CUBINS = kernels;
-    # Puts NixOS's driver folder on the search path of the program.
-    nativeBuildInputs = [ pkgs.autoAddDriverRunpath ];
   };
 in
 {
@@ -61,6 +61,7 @@ in
         {
           cuda = pkgs.writeShellScriptBin "chiku" ''
             . ${./driver.sh}
+            chiku_need_driver
             exec ${program}/bin/chiku "$@"
           '';
         }
@@ -68,15 +69,12 @@ in
         { }
     );
 
+  # The other shell, and what makes machine code of the kernels: python3 kernels/build.py --cache "$CHIKU_CUDA" --out target/cubins
   shell =
-    toolchain:
+    base:
     pkgs.mkShell {
-      packages = [
-        toolchain
-        cudaPackages.cuda_cudart
-        cudaPackages.cuda_cuobjdump
-        cudaPackages.cuda_nvcc
-        cudaPackages.cuda_nvdisasm
-      ];
+      inputsFrom = [ base ];
+      packages = [ pkgs.python3 ];
+      CHIKU_CUDA = compiler;
     };
 }

@@ -28,6 +28,8 @@ let
         cargoArtifacts = dependencies;
         cargoExtraArgs = "--locked --package chiku";
         CHIKU_COMMIT = commit;
+        # Puts NixOS's driver folder on the search path of the program, which opens the driver when it runs.
+        nativeBuildInputs = [ pkgs.autoAddDriverRunpath ];
         # Tests are a check of their own, in the profile that has overflow checks.
         doCheck = false;
         meta = {

@@ -36,6 +36,8 @@ fn one_rust_version_everywhere() {
         let manifest = std::fs::read_to_string(entry.unwrap().path().join("Cargo.toml")).unwrap();
         assert!(manifest.contains("rust-version.workspace = true"), "{manifest}");
     }
+    // A workspace of its own, which inherits nothing.
+    assert_eq!(value(&text("fuzz/Cargo.toml"), "rust-version"), minimum);
     // The flake takes its toolchain from the same file, and nothing else names one.
     let flake = text("flake.nix");
     assert!(flake.contains("fromRustupToolchainFile ./rust-toolchain.toml"));
@@ -107,7 +109,7 @@ fn the_flake_has_an_app_for_every_command() {
 fn find_driver(path: &Path, cache: &Path) -> (Option<i32>, String, String) {
     let script = root().join("nix/driver.sh");
     let mut command = Command::new("bash");
-    command.args(["-euc", ". \"$1\"; printf '%s' \"${LD_LIBRARY_PATH-}\"", "bash"]).arg(script);
+    command.args(["-euc", ". \"$1\"; chiku_need_driver; printf '%s' \"${LD_LIBRARY_PATH-}\"", "bash"]).arg(script);
     command.env("CHIKU_DRIVER_PATH", path).env("CHIKU_CACHE", cache).env_remove("LD_LIBRARY_PATH");
     let out = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();

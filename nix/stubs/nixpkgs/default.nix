@@ -11,12 +11,12 @@ let
   };
   # A function that nixpkgs offers. Its arguments are evaluated as far as a real derivation would.
   building = name: arguments: derivation (
-    removeAttrs arguments [ "meta" "packages" ]
+    removeAttrs arguments [ "meta" "packages" "inputsFrom" ]
     // {
       inherit system;
       name = arguments.pname or arguments.name or name;
       builder = "stub";
-      inputs = arguments.packages or [ ];
+      inputs = (arguments.packages or [ ]) ++ (arguments.inputsFrom or [ ]);
     }
   );
   script = name: text: derivation {
@@ -51,7 +51,7 @@ let
     runCommand = name: arguments: text: building name (arguments // { inherit name text; });
     writeShellScript = script;
     writeShellScriptBin = script;
-    cudaPackages_12_9 = names [ "cuda_cudart" "cuda_cuobjdump" "cuda_nvcc" "cuda_nvdisasm" "cuda_nvrtc" ] unfree;
+    cudaPackages_12_9 = names [ "cuda_cuobjdump" "cuda_nvdisasm" "cuda_nvrtc" ] unfree;
   };
 in
 builtins.foldl' (pkgs: overlay: pkgs // overlay pkgs pkgs) base overlays
