@@ -16,17 +16,10 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use crate::compare::Verdict;
+use crate::compare::{LEVEL, Verdict, verdict};
 use crate::error::{Error, Result};
 use crate::record::{Record, RunResult};
-use crate::stats::paired::{Shift, hodges_lehmann, log_ratios, tost};
-use crate::stats::power::{Design, Plan};
-use crate::stats::sd;
-
-/// Coverage of the interval, and one minus the level of the tests.
-const LEVEL: f64 = 0.95;
-/// Pairs below which no interval of signed ranks reaches [`LEVEL`].
-const FEWEST: usize = 6;
+use crate::stats::paired::{Shift, hodges_lehmann, log_ratios};
 
 /// What a pair is compared by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,10 +54,6 @@ impl InTurn {
     /// # Errors
     /// Records of different prompts or protocols, or on different machines; fewer than 2 pairs; an effect that is not positive.
     pub fn new(base: &[Record], head: &[Record], min_effect: f64) -> Result<InTurn> {
-        if !(min_effect > 0.0 && min_effect.is_finite()) {
-            let (option, expected) = ("min-effect", "a positive fraction");
-            return Err(Error::Option { option, expected, found: min_effect.to_string() });
-        }
         let all: Vec<&Record> = base.iter().chain(head).collect();
         if let Some((index, r)) = all.iter().enumerate().find(|(_, r)| setting(r) != setting(all[0])) {
             let (a, b) = (setting(all[0]), setting(r));
@@ -88,34 +77,15 @@ impl InTurn {
         };
         let effects = log_ratios(&speeds(&a)?, &speeds(&b)?)?;
         let shift = hodges_lehmann(&effects, LEVEL)?;
-        let (low, value, high) = (shift.low.exp(), shift.value.exp(), shift.high.exp());
         Ok(InTurn {
             verdict: verdict(&effects, &shift, min_effect)?,
             basis,
-            ratio: Shift { value, low, high, level: shift.level },
+            ratio: shift.exp(),
             min_effect,
             pairs,
             left_out: base.len() + head.len() - 2 * pairs,
         })
     }
-}
-
-fn verdict(effects: &[f64], shift: &Shift, min_effect: f64) -> Result<Verdict> {
-    // The same factor either way.
-    let margin = min_effect.ln_1p();
-    if effects.len() >= FEWEST {
-        if shift.high < 0.0 && shift.value <= -margin {
-            return Ok(Verdict::Slower);
-        }
-        if shift.low > 0.0 && shift.value >= margin {
-            return Ok(Verdict::Faster);
-        }
-        if tost(effects, margin)?.p < 1.0 - LEVEL {
-            return Ok(Verdict::Same);
-        }
-    }
-    let needed = Plan::usual(Design::Paired).draws_needed(margin, sd(effects).unwrap_or(0.0))?;
-    Ok(Verdict::NotEnoughData { more: needed.max(FEWEST).saturating_sub(effects.len()).max(1) })
 }
 
 /// What two records must share for a comparison to mean anything.

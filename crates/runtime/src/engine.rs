@@ -88,6 +88,14 @@ impl Engine {
         Ok(Engine { model, isa, pool: Arc::new(pool), kv, context, clock: None })
     }
 
+    /// Takes the threads of another engine instead of its own, where it has as many. Engines that are timed in turn should: whichever core
+    /// a thread lies on, and whatever else runs there, then meets both alike.
+    pub fn share_threads(&mut self, other: &Engine) {
+        if self.threads() == other.threads() {
+            self.pool = other.pool.clone();
+        }
+    }
+
     /// The model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model

@@ -40,8 +40,10 @@ const WIDE_PROMPT: usize = 32;
 pub(super) const SMALL_VOCAB: usize = 4096;
 /// Prompts below which an interval over them is not to be trusted with a verdict.
 pub const FEWEST: usize = 6;
+/// Prompts, or tokens of one, that nobody waits for.
+const MOST: usize = 1 << 16;
 /// Records behind a perplexity.
-const PPL_RECORDS: usize = 32;
+pub(super) const PPL_RECORDS: usize = 32;
 /// Drafts a step when acceptance is measured.
 const DEEPEST: usize = 11;
 
@@ -116,7 +118,7 @@ impl<'a> Lab<'a> {
     /// A lab that writes below `work`, looks at `cancel`, and tells each trial to `say` before it begins.
     ///
     /// # Errors
-    /// Fewer than [`FEWEST`] prompts, or fewer than 2 tokens.
+    /// Fewer than [`FEWEST`] prompts or 2 tokens, or more than 65536.
     pub fn new(
         options: LabOptions,
         work: &Path,
@@ -124,13 +126,13 @@ impl<'a> Lab<'a> {
         say: &'a mut dyn FnMut(&str),
     ) -> Result<Lab<'a>> {
         for (option, found) in [("prompts", options.prompts), ("wide-prompts", options.wide_prompts)] {
-            if found < FEWEST {
-                return Err(Error::Option { option, expected: "at least 6", found: found.to_string() });
+            if !(FEWEST..=MOST).contains(&found) {
+                return Err(Error::Option { option, expected: "from 6 to 65536", found: found.to_string() });
             }
         }
         for (option, found) in [("tokens", options.tokens), ("wide-tokens", options.wide_tokens)] {
-            if found < 2 {
-                return Err(Error::Option { option, expected: "at least 2", found: found.to_string() });
+            if !(2..=MOST).contains(&found) {
+                return Err(Error::Option { option, expected: "from 2 to 65536", found: found.to_string() });
             }
         }
         let (models, acceptance) = (HashMap::new(), HashMap::new());
@@ -219,7 +221,8 @@ impl<'a> Lab<'a> {
         let mut records = ppl::records::read(&path, model.config().vocab_size)?;
         records.truncate(PPL_RECORDS);
         let report = score(&mut self.engine(model)?, &records, &ScoreOptions::default(), self.cancel, |_| ())?;
-        Ok(report.ppl.filter(|_| report.usable()))
+        // A pruned target has no probability: infinitely bad, not unknown.
+        Ok(report.complete.then(|| report.ppl.filter(|_| report.usable()).unwrap_or(f64::INFINITY)))
     }
 
     pub(super) fn engine(&self, model: &Arc<Model>) -> Result<Engine> {
@@ -269,11 +272,11 @@ impl<'a> Lab<'a> {
         };
         let bytes = changed.model.step_device_bytes() as f64 / base.model.step_device_bytes() as f64;
         let names = [base.label.clone(), changed.label.clone()];
-        let mut targets = [self.target(base)?, self.target(changed)?];
-        let [a, b] = &mut targets;
+        let mut a = self.target(base)?;
+        let mut b = self.target(changed)?.on_threads_of(&a);
         let clock = Monotonic::start();
         let context = Context { clock: &clock, cancel: self.cancel, progress: &mut |_| {} };
-        let [ra, rb] = interleave(a, b, &prompts, &protocol, context)?;
+        let [ra, rb] = interleave(&mut a, &mut b, &prompts, &protocol, context)?;
         if let Some(run) = [&ra, &rb].into_iter().find(|r| !r.complete) {
             let reason = run.failure.clone().unwrap_or_else(|| "cancelled".into());
             return Err(Error::Refused { reason: format!("`{}` was not measured whole: {reason}", run.label) });

@@ -6,7 +6,7 @@ use bake::prune_vocab::{self, PruneVocabOptions};
 use runtime::Model;
 use runtime::checkpoint::Checkpoint;
 
-use super::lab::{SMALL_VOCAB, Side, VOCAB};
+use super::lab::{PPL_RECORDS, SMALL_VOCAB, Side, VOCAB};
 use super::{Evidence, Lab, Lever, Subject};
 use crate::error::Result;
 
@@ -19,7 +19,7 @@ impl Lever for Vocabulary {
     }
 
     fn what(&self) -> &'static str {
-        "the head keeps only tokens that are needed: on nano those of its texts, on the wide model 4096 of 16384"
+        "the head keeps only tokens that are needed: on nano those of texts that it is not scored on, on the wide model 4096 of 16384"
     }
 
     fn prediction(&self) -> &'static str {
@@ -46,15 +46,19 @@ impl Lever for Vocabulary {
     }
 }
 
-/// Nano with the rows of the tokens that stand in the perplexity records.
+/// Nano with the rows of the tokens that stand in the perplexity records, but for those that it is then scored on.
 fn pruned_nano(lab: &Lab, nano: &Arc<Model>) -> Result<Arc<Model>> {
     let out = lab.work().join("nano-pruned");
     if !out.exists() {
         let vocab = nano.config().vocab_size;
         let records = ppl::records::read(&runtime::nano::directory()?.join("prompts/ppl.jsonl"), vocab)?;
-        let counts = bake::keepset::count(records.iter().flat_map(|r| r.token_ids.iter().copied()), vocab)?;
+        let counts =
+            bake::keepset::count(records.iter().skip(PPL_RECORDS).flat_map(|r| r.token_ids.iter().copied()), vocab)?;
         let keep = bake::keepset::build(&counts, 1, &nano.checkpoint().generation().stop_ids)?;
-        let options = PruneVocabOptions { origin: "tokens of nano's perplexity records".into(), ..Default::default() };
+        let options = PruneVocabOptions {
+            origin: "tokens of nano's perplexity records that are not scored".into(),
+            ..Default::default()
+        };
         prune_vocab::run(nano.checkpoint(), &out, &keep, &options, &bake::Context::quiet())?;
     }
     Ok(Arc::new(Model::load(Checkpoint::open(&out)?)?))

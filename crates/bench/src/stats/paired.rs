@@ -46,6 +46,13 @@ pub struct Shift {
     pub level: f64,
 }
 
+impl Shift {
+    /// Of logarithms of ratios, the ratio.
+    pub fn exp(self) -> Shift {
+        Shift { value: self.value.exp(), low: self.low.exp(), high: self.high.exp(), level: self.level }
+    }
+}
+
 /// Centre of a symmetric distribution: the median of all averages of two values, with the interval of the signed-rank test.
 ///
 /// # Errors

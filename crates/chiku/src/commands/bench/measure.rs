@@ -103,11 +103,14 @@ pub struct Measured {
 pub fn measure(sides: &[Side], (set, prompts): &(PromptSet, Vec<Prompt>), how: &Measuring) -> Result<Measured> {
     let cancel = interrupt::flag()?;
     let environment = environment();
-    let mut targets = Vec::new();
+    let mut targets: Vec<EngineTarget> = Vec::new();
     let mut infos: Vec<(TargetInfo, CheckpointHash, Option<CheckpointHash>)> = Vec::new();
     for side in sides {
         let stop_ids = side.model.checkpoint().generation().stop_ids.clone();
         let mut target = EngineTarget::new(&side.label, side.engine.engine(&side.model)?, stop_ids, cancel);
+        if let Some(first) = targets.first() {
+            target = target.on_threads_of(first);
+        }
         let mut flags = vec![format!("isa={}", target.engine().isa())];
         let mut drafter = None;
         if let Some(draft) = &side.draft

@@ -314,6 +314,9 @@ fn print(r: &Record) {
             i.level * 100.0,
             c.pairs
         );
+        if let Some(t) = &c.typical {
+            crate::outln!("  typical prompt {:.3} [{:.3}, {:.3}], in this process", t.value, t.low, t.high);
+        }
         if let (Some(steps), Some(tokens)) = (&c.step_rate, &c.tokens_per_step) {
             crate::outln!("  {:.3} times the steps a second, {:.3} times the tokens a step", steps.value, tokens.value);
         }
