@@ -208,10 +208,14 @@ impl Gptq {
         self.spill.bytes()
     }
 
-    /// Whether a linear has inputs to be fitted to: all but keys and values stored for KV-shared layers.
+    /// Whether a linear has inputs to be fitted to: all but keys and values stored for KV-shared layers, and what a file holds of layers
+    /// that the configuration does not know, which the plan refuses.
     pub fn fits(config: &ModelConfig, linear: Linear) -> bool {
         match linear {
-            Linear::Layer(l, name) => config.layers[l].kv_source.is_none() || !names::KV_MODULES.contains(&name),
+            Linear::Layer(l, name) => config
+                .layers
+                .get(l)
+                .is_some_and(|layer| layer.kv_source.is_none() || !names::KV_MODULES.contains(&name)),
             Linear::ModelProjection | Linear::Head => true,
         }
     }

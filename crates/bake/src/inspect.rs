@@ -347,7 +347,7 @@ pub fn weigh<'a>(
 }
 
 fn quantization(checkpoint: &Checkpoint, sources: &[Source]) -> Option<Quantization> {
-    let (mut packed, mut dense, mut bytes, mut weights) = (0, 0, 0, 0);
+    let (mut packed, mut dense, mut bytes, mut weights) = (0, 0, 0, 0i64);
     for source in sources {
         match role_in(checkpoint, &source.name) {
             Role::Linear(_, Part::Packed) => {
@@ -356,7 +356,9 @@ fn quantization(checkpoint: &Checkpoint, sources: &[Source]) -> Option<Quantizat
             }
             Role::Linear(_, Part::Scale) => bytes += source.len(),
             // The number of weights stands in the third tensor; a damaged one is a problem that `strict` names.
-            Role::Linear(_, Part::Shape) => weights += source.read_pair().map_or(0, |[a, b]| a.saturating_mul(b)),
+            Role::Linear(_, Part::Shape) => {
+                weights = source.read_pair().map_or(weights, |[a, b]| weights.saturating_add(a.saturating_mul(b)));
+            }
             Role::Linear(_, Part::Dense) => dense += 1,
             _ => {}
         }

@@ -227,23 +227,33 @@ fn files_of(checkpoint: &Checkpoint, side_files: &[String]) -> Vec<String> {
 /// computed, too, and must be the same.
 ///
 /// # Errors
-/// I/O errors, [`Error::Manifest`], [`Error::Sum`], and what `go_on` returns.
+/// I/O errors, [`Error::Manifest`], [`Error::Sum`], [`Error::Lineage`] where the parent has too many ancestors already, and what `go_on` returns.
 pub fn describe_parent(
     checkpoint: &Checkpoint,
     side_files: &[String],
     sha256: bool,
     go_on: impl Fn() -> Result<()>,
 ) -> Result<Parent> {
+    let lineage = read_value(checkpoint.dir())?;
+    if let Some((path, value)) = &lineage {
+        let mut generations = 1;
+        let mut at = value;
+        while let Some(lineage) = at.pointer("/parent/lineage").filter(|l| l.is_object()) {
+            (at, generations) = (lineage, generations + 1);
+        }
+        if generations >= tree::DEPTH {
+            let reason = format!(
+                "it names {generations} generations, and a child of it could not be read; bake from an older one"
+            );
+            return Err(Error::Lineage { path: path.clone(), reason });
+        }
+    }
     let mut files = BTreeMap::new();
     for name in files_of(checkpoint, side_files) {
         let digest = stated(checkpoint.dir(), &name, sha256, &go_on)?;
         files.insert(name, digest);
     }
-    Ok(Parent {
-        name: directory_name(checkpoint.dir()),
-        files,
-        lineage: read_value(checkpoint.dir())?.map(|(_, value)| value),
-    })
+    Ok(Parent { name: directory_name(checkpoint.dir()), files, lineage: lineage.map(|(_, value)| value) })
 }
 
 /// Last component of a path, with links and `.` resolved.

@@ -77,6 +77,11 @@ pub struct PrecisionPlan {
     rules: Vec<Rule>,
 }
 
+/// Largest file of rules.
+const FILE_LIMIT: u64 = 1 << 20;
+/// Longest pattern of a rule, in bytes.
+const LONGEST_PATTERN: usize = 1024;
+
 #[derive(Debug, Clone)]
 struct Rule {
     text: RuleText,
@@ -121,10 +126,9 @@ impl PrecisionPlan {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Io`] where it cannot be read, [`Error::PrecisionPlan`] with the rule where it is not a plan.
+    /// [`Error::Runtime`] where it cannot be read, [`Error::PrecisionPlan`] with the rule where it is not a plan.
     pub fn read(path: &Path) -> Result<PrecisionPlan> {
-        let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
-        PrecisionPlan::parse(&text, path)
+        PrecisionPlan::parse(&runtime::files::read_text(path, FILE_LIMIT)?, path)
     }
 
     /// Reads a file's text; `path` is for messages.
@@ -206,6 +210,10 @@ impl Rule {
         };
         if patterns.is_empty() {
             return Err("`modules` is empty".into());
+        }
+        // A module's name is shorter; a matcher for a pattern of any length may not fit in memory.
+        if let Some(long) = patterns.iter().find(|p| p.len() > LONGEST_PATTERN) {
+            return Err(format!("a pattern of {} bytes; the longest is {LONGEST_PATTERN}", long.len()));
         }
         let modules = patterns.iter().map(|p| Ok(Glob::new(p).map_err(|e| e.to_string())?.compile_matcher()));
         let modules = modules.collect::<std::result::Result<Vec<_>, String>>()?;

@@ -51,13 +51,16 @@ pub struct Configuration {
     pub context: Option<usize>,
 }
 
+/// Largest configuration.
+const FILE_LIMIT: u64 = 1 << 20;
+
 impl Configuration {
     /// Reads a TOML file.
     ///
     /// # Errors
     /// Names the file, and the line where it is not TOML or a field is unknown or of the wrong type.
     pub fn read(path: &Path) -> Result<Configuration> {
-        let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
+        let text = runtime::files::read_text(path, FILE_LIMIT)?;
         let mut read: Configuration = toml::from_str(&text).map_err(|e| {
             let line = e.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count() as u64);
             Error::Line { path: path.to_path_buf(), line, reason: e.message().to_string() }

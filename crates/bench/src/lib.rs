@@ -1,7 +1,7 @@
 //! Is it really faster? The protocol of a run, statistics, and records of what was measured.
 //!
-//! What always holds here: a number says where it comes from ([`record::Kind`]); raw samples are kept with every result; an
-//! interval names its method, level and seed; a run that was cut short keeps what is done and says so; results files are
+//! What always holds here: a number says where it comes from ([`record::Kind`]); raw samples are kept with every run; an
+//! interval names its level, and where it is drawn its method and seed; a run that was cut short keeps what is done and says so; results files are
 //! only ever appended to.
 //!
 //! | module | concept |

@@ -189,6 +189,11 @@ pub fn read(path: &Path) -> Result<Log> {
 /// Those of [`read`].
 pub fn read_as<R: DeserializeOwned>(path: &Path) -> Result<Log<R>> {
     let mut file = File::open(path).map_err(Error::io(path, "open"))?;
+    // Reading a pipe or a device may never end.
+    if !file.metadata().map_err(Error::io(path, "read"))?.is_file() {
+        let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file");
+        return Err(Error::Io { path: path.to_path_buf(), action: "read", source });
+    }
     lock(&file, path, FlockOperation::NonBlockingLockShared, LOCK_WAIT)?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(Error::io(path, "read"))?;

@@ -246,7 +246,7 @@ fn once(
     Ok(Some(Sums {
         prompts: 1,
         steps: steps.len(),
-        tokens: made.token_ids.len() - 1,
+        tokens: made.token_ids.len().saturating_sub(1),
         wall,
         prefill: made.prefill_ms,
         draft: sum(|s| s.draft_ms),

@@ -282,8 +282,8 @@ impl Run {
         Run {
             label: label.to_string(),
             warmup: Warmup::default(),
-            samples: Vec::with_capacity(planned),
-            outputs: Vec::with_capacity(planned),
+            samples: Vec::new(),
+            outputs: Vec::new(),
             planned,
             complete: false,
             failure: None,

@@ -247,6 +247,7 @@ impl Packed {
 fn linear_bytes(files: &TensorFiles, module: &str) -> Result<u64> {
     let of = |suffix: &str| files.get(&files.full_name(&format!("{module}.{suffix}"))).map(|t| t.bytes.len() as u64);
     match (of("weight"), of("weight_packed")) {
+        (Some(_), Some(_)) => Err(Error::Refused { reason: format!("`{module}` is stored twice, plain and packed") }),
         (Some(plain), _) => Ok(plain),
         (None, Some(packed)) => {
             let scales = files.require(&format!("{module}.weight_scale"), || "the scales of a packed linear".into())?;

@@ -67,17 +67,25 @@ pub struct Experiment {
     trajectory_effects: Vec<f64>,
 }
 
+/// Most requests of one experiment, which are held in memory together.
+const MOST_REQUESTS: u64 = 1 << 24;
+
 impl Scenario {
     /// Refuses what cannot be simulated.
     ///
     /// # Errors
-    /// A count of 0, a rate or number of tokens that is not positive, a standard deviation that is negative or above 1.
+    /// A count of 0, more than 2^24 requests, a rate or number of tokens that is not positive, a standard deviation that is negative or above 1.
     pub fn check(&self) -> Result<()> {
         let counts = [("nodes", self.nodes), ("processes", self.processes), ("prompts", self.prompts)];
         for (option, n) in counts.into_iter().chain([("trajectories", self.trajectories)]) {
             if n == 0 || n > 1 << 16 {
                 return Err(Error::Option { option, expected: "from 1 to 65536", found: n.to_string() });
             }
+        }
+        let requests = self.nodes as u64 * self.processes as u64 * self.prompts as u64;
+        if requests > MOST_REQUESTS {
+            let (option, expected) = ("nodes x processes x prompts", "at most 16777216 requests");
+            return Err(Error::Option { option, expected, found: requests.to_string() });
         }
         for (option, v) in [("rate", self.rate), ("tokens", self.tokens)] {
             if !(v > 0.0 && v.is_finite()) {

@@ -26,6 +26,15 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(Error::io(path, "read"))
 }
 
+/// [`read`], of text.
+pub fn read_text(path: &Path, limit: u64) -> Result<String> {
+    String::from_utf8(read(path, limit)?).map_err(|e| Error::Io {
+        path: path.to_path_buf(),
+        action: "read as UTF-8",
+        source: std::io::Error::new(std::io::ErrorKind::InvalidData, e),
+    })
+}
+
 /// A JSON file that must hold an object.
 pub fn read_object(path: &Path) -> Result<serde_json::Value> {
     match read_json(path)? {
@@ -50,10 +59,5 @@ pub fn read_text_if_present(path: &Path) -> Result<Option<String>> {
     if !present(path) {
         return Ok(None);
     }
-    let bytes = read(path, JSON_LIMIT)?;
-    String::from_utf8(bytes).map(Some).map_err(|e| Error::Io {
-        path: path.to_path_buf(),
-        action: "read as UTF-8",
-        source: std::io::Error::new(std::io::ErrorKind::InvalidData, e),
-    })
+    read_text(path, JSON_LIMIT).map(Some)
 }

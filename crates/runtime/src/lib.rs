@@ -2,7 +2,7 @@
 //!
 //! What always holds here: the logits of a row do not depend on which or how many other rows are computed beside it, on
 //! where a chunk began, or on the number of threads (*row invariance*); nothing larger than a norm is copied out of the
-//! memory-mapped checkpoint; bad input is an [`Error`] that names the file and what to do.
+//! memory-mapped checkpoint as it is loaded; bad input is an [`Error`] that names the file and what to do.
 //!
 //! | module | concept |
 //! |---|---|

@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 use super::{Lineage, Parent, Tool, digest, directory_name};
 use crate::error::{Error, Result};
 
-/// Generations that are followed; a file with more was not written by this program.
-const DEPTH: usize = 256;
+/// Most generations of a file. Each lies two levels deeper in its JSON, of which the reader takes 128.
+pub(super) const DEPTH: usize = 63;
 
 /// A checkpoint and its ancestors. The JSON keys are stable.
 #[derive(Debug, Clone, PartialEq, Serialize)]

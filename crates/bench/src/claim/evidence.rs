@@ -5,6 +5,7 @@ use statrs::distribution::{ChiSquared, ContinuousCDF};
 
 use super::Spread;
 use crate::error::{Error, Result};
+use crate::luck::MOST_RATE;
 use crate::stats::maximum::expected_max;
 use crate::stats::{Draws, mean, sd};
 
@@ -48,17 +49,20 @@ pub struct Luck {
     pub expected_luck: f64,
 }
 
+/// Degrees of freedom from which chi square is a cubed normal variable (Wilson and Hilferty, 1931): its quantiles take a time that grows with them.
+const WIDE: f64 = 10_000.0;
+
 impl Evidence {
     /// Mean and standard deviation, with luck taken off.
     ///
     /// # Errors
     /// See [`super::ClaimReport::new`].
     pub fn spread(&self) -> Result<Spread> {
-        let positive = |option, v: f64| match v > 0.0 && v.is_finite() {
+        let positive = |option, v: f64| match v > 0.0 && v < MOST_RATE {
             true => Ok(v),
-            false => Err(Error::Option { option, expected: "a positive rate", found: v.to_string() }),
+            false => Err(Error::Option { option, expected: "a positive rate below 1e15", found: v.to_string() }),
         };
-        let not_negative = |v: f64| match v >= 0.0 && v.is_finite() {
+        let not_negative = |v: f64| match (0.0..MOST_RATE).contains(&v) {
             true => Ok(v),
             false => Err(Error::Option { option: "sd", expected: "0 or more", found: v.to_string() }),
         };
@@ -128,8 +132,14 @@ impl Evidence {
             }
             Evidence::Summary { mean, sd, n } => {
                 let n = n.unwrap_or(2) as f64;
-                let chi = ChiSquared::new(n - 1.0).map_or(n - 1.0, |c| c.inverse_cdf(draws.uniform()));
-                let sd = sd * ((n - 1.0) / chi).sqrt();
+                let free = n - 1.0;
+                let chi = if free > WIDE {
+                    let spread = 2.0 / (9.0 * free);
+                    free * (1.0 - spread + draws.normal() * spread.sqrt()).powi(3)
+                } else {
+                    ChiSquared::new(free).map_or(free, |c| c.inverse_cdf(draws.uniform()))
+                };
+                let sd = sd * (free / chi).sqrt();
                 Spread { mean: mean + draws.normal() * sd / n.sqrt(), sd }
             }
             Evidence::Best { best, sd, .. } => Spread { mean: *best, sd: *sd },

@@ -82,9 +82,9 @@ impl Scale {
         Scale { low, high, from, to, log: false }
     }
 
-    /// Logarithmic over positive values.
+    /// Logarithmic over positive values; those that no measurement gives are left out, since room around them would be infinite.
     pub fn log(values: impl IntoIterator<Item = f64>, from: f64, to: f64) -> Scale {
-        let (low, high) = span(values.into_iter().filter(|v| *v > 0.0));
+        let (low, high) = span(values.into_iter().filter(|v| (1e-100..=1e100).contains(v)));
         let (low, high) = if low > 0.0 { (low, high) } else { (1.0, 10.0) };
         let room = (high / low).powf(0.05).max(1.02);
         Scale { low: low / room, high: high * room, from, to, log: true }

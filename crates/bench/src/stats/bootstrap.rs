@@ -169,9 +169,9 @@ pub(super) fn check(n: usize, options: &BootstrapOptions) -> Result<()> {
     if n < 2 {
         return Err(Error::TooFew { what: "a bootstrap interval", needed: 2, found: n });
     }
-    if options.resamples < 100 {
+    if !(100..=10_000_000).contains(&options.resamples) {
         let found = options.resamples.to_string();
-        return Err(Error::Option { option: "resamples", expected: "at least 100", found });
+        return Err(Error::Option { option: "resamples", expected: "from 100 to 10000000", found });
     }
     if options.method == Method::T {
         let found = "t, which draws nothing".to_string();

@@ -25,7 +25,7 @@ pub use prune_vocab::always_kept;
 
 #[derive(Subcommand)]
 pub enum BakeCommand {
-    /// int4 weights: symmetric, round to nearest, a scale a group of inputs or a channel.
+    /// Weights of 8, 4, 3 or 2 bits: symmetric, a scale a group of inputs or a channel, by rtn, mse or gptq.
     Quantize(quantize::QuantizeArgs),
     /// A head with rows for some tokens only; all others get logit minus infinity.
     PruneVocab(prune_vocab::PruneVocabArgs),

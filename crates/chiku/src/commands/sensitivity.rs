@@ -74,7 +74,7 @@ pub struct QuantiserArgs {
     /// What gets one width: a kind of linear in all layers, all linears of a layer, or each linear.
     #[arg(long, value_enum, default_value = "kind")]
     pub by: ByArg,
-    /// How scales are chosen: round to nearest (min-max), or least squared error.
+    /// How scales are chosen: by the largest magnitude (rtn), or by least squared error (mse).
     #[arg(long, value_enum, default_value = "rtn")]
     pub method: MethodArg,
     /// Inputs that share a scale: 32, 64, 128 or any other multiple of 8.

@@ -40,10 +40,10 @@ pub struct VerifyArgs {
     pub model: Option<String>,
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// Largest perplexity that passes.
+    /// Largest perplexity that passes. One of this, --reference-ppl and --reference there must be.
     #[arg(long, value_name = "PPL")]
     pub cap: Option<f64>,
-    /// Perplexity of the model that this one is derived from; the cap is then 1.05 times that.
+    /// Perplexity of the model that this one is derived from; the cap is then 1.05 times that, unless --cap says another.
     #[arg(long, value_name = "PPL", conflicts_with = "reference")]
     pub reference_ppl: Option<f64>,
     /// The model that this one is derived from; its perplexity is computed first.

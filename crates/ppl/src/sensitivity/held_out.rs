@@ -113,7 +113,9 @@ pub fn run(
 ) -> Result<SearchReport> {
     let [seen, unseen] = slices;
     apart(slices)?;
-    trials.planned = options.evaluations + 1 + finalists + 2;
+    // A search finds no more plans than it looks at.
+    let finalists = finalists.min(options.evaluations.saturating_add(1));
+    trials.planned = options.evaluations.saturating_add(finalists).saturating_add(3);
     let (baseline_search, seen_scores) = baseline(trials, seen)?;
     let tokens = seen.tokens();
     let mut on_slice = OnSlice { trials, slice: seen, tokens, baseline: seen_scores.clone() };

@@ -162,8 +162,17 @@ pub fn parse(start: &[u8], file_len: u64) -> Result<Header, HeaderError> {
     Ok(Header { tensors, metadata: entries.metadata, data_start })
 }
 
-/// Bytes of a dense tensor; `None` where the product overflows or is no whole number of bytes.
+/// Most elements of a tensor.
+const MOST_ELEMENTS: usize = 1 << 48;
+/// The same of one that has none, were its dimensions of 0 left out: no byte of the file pays for what is done with its rows.
+const MOST_EMPTY: usize = 1 << 24;
+
+/// Bytes of a dense tensor; `None` where the dimensions have too large a product, those of 0 left out, or where it is no whole number of bytes.
 pub fn byte_len(dtype: Dtype, shape: &[usize]) -> Option<usize> {
+    let room = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1)))?;
+    if room > MOST_ELEMENTS || (shape.contains(&0) && room > MOST_EMPTY) {
+        return None;
+    }
     let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
     let bits = elements.checked_mul(dtype.bitsize())?;
     bits.is_multiple_of(8).then_some(bits / 8)
@@ -232,6 +241,8 @@ mod tests {
         assert!(reason(&format!(r#"{{"x":{0},"x":{0}}}"#, t(0, 4)), 4).contains("twice"));
         assert!(reason(r#"{"x":{"dtype":"U8","shape":[3],"data_offsets":[4,1]}}"#, 4).contains("before"));
         assert!(reason(r#"{"x":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}"#, 8).contains("needs 12 bytes"));
+        let empty = format!(r#"{{"x":{{"dtype":"F32","shape":[{},0],"data_offsets":[0,0]}}}}"#, 1usize << 60);
+        assert!(reason(&empty, 0).contains("too large"));
         let huge = format!(r#"{{"x":{{"dtype":"F32","shape":[{0},{0}],"data_offsets":[0,8]}}}}"#, usize::MAX);
         assert!(reason(&huge, 8).contains("too large"));
         assert!(reason(&two(&t(0, 4), &t(4, 8)), 9).contains("follow the last"));

@@ -1,6 +1,7 @@
 //! `chiku bench run --processes N`: the same run in processes of their own, one after the other. A process has luck of its own, which no
 //! number of prompts takes out.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
@@ -19,7 +20,7 @@ pub fn run(count: usize, path: &Path, seed: u64, json: bool, quiet: bool) -> Res
     interrupt::flag()?;
     let program = std::env::current_exe().context("cannot find this program's file")?;
     // Said twice, the last one counts, whatever name the first one went by.
-    let mut args: Vec<String> = std::env::args().skip(1).chain(["--processes=1".into()]).collect();
+    let mut args: Vec<OsString> = std::env::args_os().skip(1).chain(["--processes=1".into()]).collect();
     if !quiet {
         args.push("--quiet".into());
     }
