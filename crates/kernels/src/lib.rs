@@ -29,5 +29,6 @@ pub mod schedule;
 pub mod selftest;
 pub mod step;
 
-/// Inputs summed before a partial sum is folded into the total, in every format and on every device.
+/// Inputs summed in f32 on the CPU before a partial sum is folded into the total, in every format. The GPU's kernels fold each group of scales,
+/// and at the latest every 128 inputs.
 pub const SEGMENT: usize = 128;
