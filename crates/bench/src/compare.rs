@@ -6,7 +6,8 @@
 //!
 //! A verdict rests on the typical prompt: the centre of the prompts' ratios after Hodges and Lehmann, with the interval of the signed-rank test.
 //! Times have heavy tails, and the bootstrap's interval of a ratio of totals is too narrow on a dozen prompts: of 160 comparisons of a program
-//! with itself, on one set of threads, it left out 1 in 15 % instead of 5 %, that of ranks in 6 % (`cargo bench -p bench --bench alike`).
+//! with itself, on one set of threads, it left out 1 in 17 % instead of 5 %, that of ranks in 7 % (`cargo bench -p bench --bench alike`,
+//! `results/2026/bench/amd-epyc-2t-alike-12.txt`). Neither says what another process would give: see [`crate::in_turn`].
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -35,8 +35,8 @@ impl<'a> EngineTarget<'a> {
     }
 
     /// Runs on the threads of another target, where it has as many, as targets that are compared should. On threads of their own, two
-    /// engines on the same model differed by 7 to 8 % (standard deviation of 160 comparisons of 16 prompts on two threads of an
-    /// EPYC that others used too), and by 0.9 to 1.4 % on the same threads: `cargo bench -p bench --bench alike`.
+    /// engines on one model differed by 7 to 10 % (standard deviation of 80 comparisons of 16 prompts, on two threads of an EPYC), and on
+    /// the same threads by 1 to 2 %: `cargo bench -p bench --bench alike`, `results/2026/bench/amd-epyc-2t-alike-12.txt`.
     pub fn on_threads_of(mut self, other: &EngineTarget<'_>) -> EngineTarget<'a> {
         self.engine.share_threads(&other.engine);
         self

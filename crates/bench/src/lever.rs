@@ -122,7 +122,8 @@ pub struct Trial {
     pub different_outputs: usize,
     /// Bytes of weights of a step over those of the base.
     pub bytes: f64,
-    /// Perplexity over that of the original; `None` where weights are random or nothing of the model is changed.
+    /// Perplexity over that of the original; `None` where weights are random or nothing of the model is changed, and a number beyond 1e300 where
+    /// it is infinite: some target's token was pruned.
     pub ppl: Option<f64>,
     /// Faster, and good enough.
     pub converts: bool,

@@ -221,8 +221,8 @@ impl<'a> Lab<'a> {
         let mut records = ppl::records::read(&path, model.config().vocab_size)?;
         records.truncate(PPL_RECORDS);
         let report = score(&mut self.engine(model)?, &records, &ScoreOptions::default(), self.cancel, |_| ())?;
-        // A pruned target has no probability: infinitely bad, not unknown.
-        Ok(report.complete.then(|| report.ppl.filter(|_| report.usable()).unwrap_or(f64::INFINITY)))
+        // A pruned target has no probability: as bad as can be, not unknown. JSON has no infinity.
+        Ok(report.complete.then(|| report.ppl.filter(|_| report.usable()).unwrap_or(f64::MAX)))
     }
 
     pub(super) fn engine(&self, model: &Arc<Model>) -> Result<Engine> {

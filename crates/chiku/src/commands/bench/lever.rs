@@ -129,7 +129,11 @@ fn print(r: &Report) {
         crate::outln!("  {}: {}", s.subject, s.verdict);
         for t in &s.trials {
             let i = t.speedup.interval;
-            let ppl = t.ppl.map_or_else(String::new, |p| format!(", perplexity x {p:.3}"));
+            let ppl = match t.ppl {
+                None => String::new(),
+                Some(p) if p > 1e300 => ", perplexity infinite".into(),
+                Some(p) => format!(", perplexity x {p:.3}"),
+            };
             let typical = t
                 .typical
                 .map_or_else(String::new, |s| format!(", typical prompt {:.3} [{:.3}, {:.3}]", s.value, s.low, s.high));
