@@ -300,6 +300,7 @@ mod tests {
             ("modules = '*'", "rule 2: it says nothing"),
             ("modules = '*'\nkeep = false", "rule 2: it says nothing"),
             ("modules = []\nbits = 4", "rule 2: `modules` is empty"),
+            (&format!("modules = '{}'\nbits = 4", "?".repeat(200_000)), "rule 2: a pattern of 200000 bytes"),
             ("modules = '*'\nbits = 5", "rule 2: bits: expected 8, 4, 3 or 2, found 5"),
             ("modules = '*'\nkeep = true\nbits = 4", "rule 2: `keep` excludes"),
             ("modules = '*'\ngroup = 32\nchannel = true", "rule 2: `group` and `channel`"),

@@ -65,6 +65,32 @@ fn a_family_is_followed_to_its_root() {
 }
 
 #[test]
+fn a_family_too_long_to_be_read_again_has_no_children() {
+    let tmp = tempfile::tempdir().unwrap();
+    let path = |n: &str| tmp.path().join(n);
+    drop_one(&nano(), &path("short"));
+    let one: serde_json::Value = serde_json::from_str(&text(path("short").join("lineage.json"))).unwrap();
+    let of = |generations: usize| {
+        let mut all = one.clone();
+        for _ in 1..generations {
+            let mut child = one.clone();
+            child["parent"]["lineage"] = all;
+            all = child;
+        }
+        all.to_string()
+    };
+    let child = |generations: usize, name: &str| {
+        fs::write(path("short").join("lineage.json"), of(generations)).unwrap();
+        assert_eq!(lineage::family(&path("short")).unwrap().generations.len(), generations + 1, "and nano");
+        quantize::run(&open(&path("short")), &path(name), &QuantizeOptions::default(), &quiet())
+    };
+    child(59, "last").unwrap();
+    assert_eq!(lineage::family(&path("last")).unwrap().generations.len(), 61);
+    let refused = child(60, "none").unwrap_err().to_string();
+    assert!(refused.contains("60 generations") && !path("none").exists(), "{refused}");
+}
+
+#[test]
 fn more_than_one_knob_is_flagged() {
     let tmp = tempfile::tempdir().unwrap();
     let path = |n: &str| tmp.path().join(n);

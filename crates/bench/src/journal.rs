@@ -230,6 +230,18 @@ mod tests {
     }
 
     #[test]
+    fn a_number_of_planned_requests_is_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let results = dir.path().join("r.jsonl");
+        let mut absurd = head("a");
+        absurd.planned = usize::MAX >> 4;
+        let mut journal = Journal::begin(&results, &[absurd]).unwrap();
+        journal.keep("a", &run("a", &[100.0]).samples[0]).unwrap();
+        killed(journal);
+        assert_eq!(recover(&results).unwrap()[0].samples.len(), 1);
+    }
+
+    #[test]
     fn a_finished_run_leaves_nothing_and_one_that_did_nothing_no_record() {
         let dir = tempfile::tempdir().unwrap();
         let (results, journal) = begun(dir.path());

@@ -79,7 +79,20 @@ fn a_maximum_without_its_number_is_refused() {
     let bad = [&["bench", "claim", "--gate", "1.5"][..], &CLAIM].concat();
     assert!(expect(2, &bad).1.contains("gate: expected a fraction"));
     let nan = [&["bench", "claim", "--public-mean", "NaN", "--public-sd", "6"][..], tail].concat();
-    assert!(expect(2, &nan).1.contains("mean: expected a positive rate, found NaN"));
+    assert!(expect(2, &nan).1.contains("mean: expected a positive rate below 1e15, found NaN"));
+    // Numbers that nobody measures: no panic, no endless work, and no verdict.
+    let (files, table) = (Files::new(), "group,tps,trajectory_cluster\na,1e308,x\na,1.7e308,y\n");
+    let draws = files.write("draws.csv", table);
+    let huge = [&["bench", "claim", "--draws", &draws, "--group", "a"][..], tail].concat();
+    assert!(expect(2, &huge).1.contains("a rate of 1000"));
+    let many = ["bench", "simulate", "--experiments", "1", "--resamples", "18446744073709551615"];
+    assert!(expect(2, &many).1.contains("resamples: expected from 100 to 10000000"));
+    let large = ["bench", "simulate", "--nodes", "65535", "--processes", "65535", "--prompts", "65535"];
+    assert!(expect(2, &large).1.contains("at most 16777216 requests"));
+    let millions =
+        [&["bench", "claim", "--public-mean", "480", "--public-sd", "5", "--public-n", "1000000000"][..], tail];
+    expect(0, &millions.concat());
+    assert!(expect(2, &["bench", "compare", "/dev/zero", "/dev/zero"]).1.contains("not a regular file"));
 }
 
 #[test]

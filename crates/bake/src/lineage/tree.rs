@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 use super::{Lineage, Parent, Tool, digest, directory_name};
 use crate::error::{Error, Result};
 
-/// Most generations of a file. Each lies two levels deeper in its JSON, of which the reader takes 128.
-pub(super) const DEPTH: usize = 63;
+/// Most generations of a file. Each lies two levels deeper in its JSON, of which the reader takes 128; the rest is for the oldest one's knobs.
+pub(super) const DEPTH: usize = 60;
 
 /// A checkpoint and its ancestors. The JSON keys are stable.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -422,6 +422,12 @@ mod tests {
     }
 
     #[test]
+    fn an_axis_is_finite_whatever_a_record_says() {
+        let s = Scale::log([1e307, 2.0, 3.0, 5e-324], 0.0, 100.0);
+        assert!(s.domain().0 > 1.0 && s.domain().1 < 4.0 && s.ticks(5).len() < 10, "{:?}", s.domain());
+    }
+
+    #[test]
     fn ticks_are_round_and_inside() {
         let s = Scale::linear([97.0, 536.0], 0.0, 100.0);
         let ticks = s.ticks(5);
