@@ -181,8 +181,8 @@ fn call(line: &str) -> Option<Vec<String>> {
     Some(words)
 }
 
-/// Why the program would not take these arguments. A shell variable stands for a value that is only known later: a number will do, or, where
-/// it is one of few words, anything.
+/// Why the program would not take these arguments. A shell variable stands for a value that is only known later; a number does for those that
+/// are written down so far.
 fn refusal(words: &[String]) -> Option<String> {
     let value = |w: &String| if w.starts_with('$') && !w.contains(['/', '.']) { "8".to_string() } else { w.clone() };
     let args: Vec<String> = words.iter().map(value).chain(["--help".into()]).collect();

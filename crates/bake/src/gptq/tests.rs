@@ -299,3 +299,12 @@ fn calibration_text_is_cut_and_counted() {
         Err(Error::Option { option: "calibration-tokens", .. })
     ));
 }
+
+#[test]
+fn a_layer_that_the_configuration_does_not_know_has_no_inputs() {
+    let nano = runtime::nano::directory().unwrap();
+    let checkpoint = runtime::checkpoint::Checkpoint::open(&nano).unwrap();
+    let (config, name) = (checkpoint.config(), names::LAYER_LINEARS[0]);
+    assert!(Gptq::fits(config, Linear::Layer(0, name)));
+    assert!(!Gptq::fits(config, Linear::Layer(config.layers.len(), name)));
+}
